@@ -1,7 +1,7 @@
 """Train Keras models within a memory budget.
 
-Editors and type checkers read the imports under TYPE_CHECKING. At run time a name is imported when it is first used:
-importing this package never imports TensorFlow.
+Editors and type checkers read the imports under TYPE_CHECKING. At run time, a name is imported when it is first used,
+so importing this package never imports TensorFlow.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Reads memory budgets as people write them, and writes bytes as people read them."""
+"""Parses memory budgets, such as "6GiB" or "60%", and formats bytes for people."""
 
 import math
 import re
@@ -19,9 +19,9 @@ _PATTERN = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*(%|[a-z]*)\s*", re.IGNORE
 
 
 def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
-    """Reads a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%"; returns bytes.
+    """Returns the bytes of a budget: bytes, "6GiB", "500 MB", or a percentage of `peak_bytes`, "60%".
 
-    Raises BudgetError when it cannot be read, is not at least one byte, or is above 10**18 bytes.
+    Raises BudgetError if it cannot be read, is less than one byte, or is above 10**18 bytes.
 
     >>> parse_budget("60%", peak_bytes=2000), parse_budget("1.5 KiB", peak_bytes=2000)
     (1200, 1536)
@@ -36,19 +36,19 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
         raise BudgetError(f"budget {budget!r} is {float(amount):g} bytes; for a share of the stock peak write {meant}")
     num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
     if abs(num_bytes) > _MOST_BYTES:
-        raise BudgetError(f"the budget is not between 1 and {_MOST_BYTES:g} bytes; give what the device has")
+        raise BudgetError(f"the budget is not between 1 and {_MOST_BYTES:g} bytes; use the device's memory")
     if num_bytes < 1:
         raise BudgetError(f"budget {budget!r} is {float(num_bytes):g} bytes; it must be at least 1 byte")
     return int(num_bytes)
 
 
 def check_budget(budget: int | float | str) -> None:
-    """Raises BudgetError for what can be no budget, whatever the peak is."""
+    """Raises BudgetError for a value that cannot be a budget for any peak."""
     parse_budget(budget, peak_bytes=_SOME_PEAK_BYTES)
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Writes bytes in the largest binary unit that leaves at least 1.
+    """Formats bytes in the largest binary unit of which they are at least 1.
 
     >>> format_bytes(1536)
     '1.50 KiB'

@@ -1,8 +1,8 @@
-"""Starts processes of this package: they run nothing that lies in the current directory, and end with this process.
+"""Starts processes of this package. They run no code from the current directory, and end with this process.
 
-This file is also what such a process runs, before it imports anything else of ours: whatever it does then, however
-long it takes to start, the operating system ends it once the process that started it is gone, unless it is to go on,
-and ends it first where the system runs out of memory.
+Such a process also runs this file, before it imports anything else of this package. Whatever it does then, and however
+long it takes to start, the operating system ends it once the process that started it is gone, unless it is to continue.
+If the system runs out of memory, it ends such a process first.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# A relative name would be another file's after a change of directory.
+# After a change of directory, a relative name would be that of another file.
 _THIS_FILE = Path(__file__).resolve()
 
 
@@ -35,20 +35,20 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Starts a process that calls `main(arguments)` of a module of this package.
 
-    It finds modules where this process finds them, but for the current directory, which may hold data that has the name
-    of a module. It has a session of its own: an interrupt from the terminal is for this process. Closing its standard
-    input ends it. It optimizes Python's code as this process does.
+    It finds modules where this process finds them, except in the current directory, whose files may have the names of
+    modules. It has a session of its own, so that an interrupt from the terminal reaches only this process. Closing its
+    standard input ends it. It optimizes Python's code as this process does.
 
     Args:
-        output: takes its standard output and standard error.
-        environment: variables beside those of this process.
-        folder: is removed by the new process where this one ends first; then nothing of the package may hold it up.
-        outlives: it goes on when this process ends; its standard input is empty.
+        output: the file for its standard output and standard error.
+        environment: variables in addition to those of this process.
+        folder: the new process removes this folder if this process ends first. Nothing of the package may then delay
+            that.
+        outlives: whether it continues when this process ends. Its standard input is then empty.
 
-    Raises OSError where no process can be started.
+    Raises OSError if no process can be started.
     """
-    # What is not absolute is below the current directory, wherever that is by then. The package itself may have been
-    # found there.
+    # Paths that are not absolute depend on the current directory at that time. The package itself may have such a path.
     path = [*filter(os.path.isabs, sys.path), str(_THIS_FILE.parents[1])]
     options = json.dumps({"path": path, "folder": folder, "outlives": outlives})
     return subprocess.Popen(
@@ -63,7 +63,7 @@ def start_process(
 
 
 def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 0.0) -> int:
-    """Ends a process that `start_process` started, and gives its exit status; first it may end in its own way."""
+    """Ends a process that `start_process` started, and returns its exit status. It may first end in its own way."""
     try:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -75,11 +75,11 @@ def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 0.0) ->
 
 
 def _end_with_parent() -> None:
-    """Makes the system end this process when its standard input is closed, even in the middle of compiled code."""
+    """Makes the system end this process when its standard input is closed, even inside compiled code."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it was closed before
+    if select.select([0], [], [], 0)[0]:  # The input was closed before.
         os._exit(1)
 
 

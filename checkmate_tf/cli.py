@@ -1,7 +1,7 @@
-"""Runs the `checkmate-tf` command: finds the module of a subcommand, runs it, and says in one line what went wrong.
+"""Runs the `checkmate-tf` command: finds the module of a subcommand, runs it, and reports an error in one line.
 
 A subcommand NAME is a module commands/NAME.py (`-` in the name becomes `_`) and a line in COMMANDS. The module has
-`add_arguments(parser)` and `run(args) -> ExitStatus`; only the module of the chosen subcommand is imported.
+`add_arguments(parser)` and `run(args) -> ExitStatus`. Only the module of the chosen subcommand is imported.
 """
 
 import argparse
@@ -37,11 +37,11 @@ class _OneLineErrors(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; gives the exit status (see ExitStatus)."""
+    """Runs the command line, and returns the exit status (see ExitStatus)."""
     _open_closed_streams()
     try:
         os.getcwd()
-    except FileNotFoundError:  # Numba and TensorFlow could not be imported
+    except FileNotFoundError:  # Numba and TensorFlow cannot be imported there.
         return _report_failure("the current directory was removed: change to another", ExitStatus.BAD_INPUT)
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _OneLineErrors(
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     except BrokenPipeError:
-        _drop_output()  # whoever read it has seen enough
+        _drop_output()  # The reader has closed the pipe.
         return 0
     except InfeasibleBudgetError as error:
         return _report_failure(error, ExitStatus.INFEASIBLE if error.proved else ExitStatus.NOT_FOUND)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _report_failure(error, ExitStatus.BAD_INPUT)
         try:
             sys.stdout.flush()
-        except OSError:  # it is standard output that cannot be written
+        except OSError:  # Standard output cannot be written.
             _drop_output()
         return status
     except KeyboardInterrupt:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Opens the null device for each standard stream that is closed; the next file would take its number."""
+    """Opens the null device for each closed standard stream, because the next file would otherwise take its number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STREAM:
         pass
     os.close(descriptor)

@@ -1,8 +1,8 @@
-"""Constrains which nodes of a graph a schedule computes again, by a graph that can express nothing else.
+"""Constrains which nodes a schedule computes again, by a graph in which only such schedules can be written.
 
-A node that is kept may not be computed twice. Where a node is to be recomputed, the backward pass reads a twin of it,
-which cannot run before the forward pass has ended: to retain its results from forward to backward can then not be
-written down. Every solver honours constraints so, and its bounds and proofs hold for them.
+A node to keep may not be computed twice. For a node to recompute, the backward pass reads a twin of it, which cannot
+run before the forward pass has ended. No schedule can then retain its results from the forward to the backward pass.
+Every solver respects such constraints, and its bounds and proofs hold for them.
 """
 
 from collections import Counter
@@ -18,36 +18,37 @@ _END = "end of the forward pass"
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints are on the nodes of one graph, whose forward pass is all nodes before the first backward one.
+    """Constraints on the nodes of one graph. The forward pass is all nodes before the first backward one.
 
     Args:
         keep: nodes that are computed once.
-        recompute: nodes of the forward pass, which computes them once, and whose results are not retained when it ends.
-            The backward pass computes anew those that it reads. Other nodes of the forward pass that read such a
-            result are computed once: they could not be computed again without it.
+        recompute: nodes of the forward pass, which computes them once and does not retain their results at its end. The
+            backward pass computes those that it reads again. Other nodes of the forward pass that read such a result
+            are computed once, because they could not be computed again without it.
     """
 
     keep: frozenset[int] = frozenset()
     recompute: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
-        """Returns whether anything is constrained."""
+        """Returns whether there are any constraints."""
         return bool(self.keep or self.recompute)
 
 
 @dataclass(frozen=True)
 class ConstrainedGraph:
-    """A constrained graph has the nodes of another one, and twins of those that the backward pass recomputes.
+    """A graph with the nodes of another one, and twins of those that the backward pass recomputes.
 
-    A schedule costs the same in both graphs, and takes no more in the original one. Values of the original graph keep
-    their indices.
+    A schedule costs the same in both graphs, and takes no more memory in the original one. Values of the original graph
+    keep their indices.
 
     Args:
         original: the other graph.
-        nodes: the node of `original` that each node is, or is a twin of; None for the end of the forward pass, which is
-            a node without bytes and cost, [num_nodes].
+        nodes: for each node, the node of `original` that it is, or whose twin it is, [num_nodes]; None for the end of
+            the forward pass, a node without bytes and cost.
         twins: node of `original` -> its twin.
-        first: node of `original` -> the node that is not its twin; the twin where the forward pass has no use for it.
+        first: node of `original` -> the node that is not its twin, or the twin if the forward pass does not use the
+            node.
     """
 
     graph: Graph
@@ -67,7 +68,7 @@ class ConstrainedGraph:
         return Schedule(tuple(node for node in nodes if node is not None), fetches, offloads)
 
     def hand_over(self, schedule: Schedule) -> Schedule | None:
-        """Returns a schedule of the original graph as one of this graph; None where it breaks the constraints."""
+        """Returns a schedule of the original graph as one of this graph; None if it breaks the constraints."""
         late = {number for number, twin in self.twins.items() if self.first[number] == twin}
         passing = set(find_forward(self.original)) - late
         end = [self.nodes.index(None)] if self.twins else []
@@ -94,11 +95,11 @@ class ConstrainedGraph:
 
 
 def constrain(graph: Graph, constraints: Constraints) -> ConstrainedGraph:
-    """Returns a graph whose schedules are those of another one that meet constraints.
+    """Returns a graph whose schedules are those of another graph that satisfy constraints.
 
     A twin comes right before the first node that reads it.
 
-    Raises GraphError where a node is both to be kept and to be recomputed, or cannot be recomputed: `explain_fixed`.
+    Raises GraphError if a node is both to be kept and to be recomputed, or cannot be recomputed (see `explain_fixed`).
 
     >>> forward = Node("relu", "Relu", inputs=(), outputs=(0,), cost=2)
     >>> loss = Node("loss", "Mean", inputs=(0,), outputs=(1,), cost=1)
@@ -116,7 +117,7 @@ def constrain(graph: Graph, constraints: Constraints) -> ConstrainedGraph:
 
 
 def explain_fixed(graph: Graph, number: int) -> str | None:
-    """Says why the backward pass cannot compute a node again in place of retaining it; None where it can."""
+    """Returns the reason why the backward pass cannot recompute a node instead of retaining it; None if it can."""
     node = graph.nodes[number]
     if number not in find_forward(graph):
         return "it is not of the forward pass"
@@ -128,7 +129,7 @@ def explain_fixed(graph: Graph, number: int) -> str | None:
 
 
 def list_broken(graph: Graph, schedule: Schedule, constraints: Constraints) -> list[str]:
-    """Says which nodes a schedule computes twice, or retains from forward to backward, against constraints."""
+    """Lists the constraints that a schedule breaks, in words: nodes computed twice or retained for backward."""
     first: dict[int, int] = {}
     for position, number in enumerate(schedule.order):
         first.setdefault(number, position)
@@ -150,18 +151,18 @@ def list_broken(graph: Graph, schedule: Schedule, constraints: Constraints) -> l
 
 
 def find_forward(graph: Graph) -> range:
-    """Finds the nodes of the forward pass: those before the first backward one."""
+    """Returns the nodes of the forward pass: those before the first backward one."""
     return range(next((number for number, node in enumerate(graph.nodes) if node.is_backward), len(graph.nodes)))
 
 
 def _find_readers(graph: Graph, recompute: frozenset[int]) -> frozenset[int]:
-    """Finds the nodes of the forward pass that read what is to be recomputed."""
+    """Returns the nodes of the forward pass that read the results of nodes to recompute."""
     forward = find_forward(graph)
     return frozenset(user for number in recompute for user in graph.successors[number] if user in forward)
 
 
 def _find_late(graph: Graph, recompute: frozenset[int]) -> frozenset[int]:
-    """Finds nodes to be recomputed whose results only the backward pass needs, so that it computes them first."""
+    """Returns the nodes to recompute whose results only the backward pass needs, so that it computes them first."""
     forward, late = find_forward(graph), set[int]()
     for number in sorted(recompute, reverse=True):
         users = graph.successors[number]
@@ -171,7 +172,7 @@ def _find_late(graph: Graph, recompute: frozenset[int]) -> frozenset[int]:
 
 
 class _Constrainer:
-    """Builds a constrained graph: nodes in their order, each twin where the backward pass first needs it."""
+    """Builds a constrained graph: nodes in their order, and each twin where the backward pass first needs it."""
 
     def __init__(self, graph: Graph, constraints: Constraints):
         self.graph = graph
@@ -183,11 +184,11 @@ class _Constrainer:
         self.of: list[int | None] = []
         self.first: dict[int, int] = {}
         self.twins: dict[int, int] = {}
-        self.again: dict[int, int] = {}  # value -> the one that a twin yields
-        self.ended = -1  # the value without bytes of the end of the forward pass
+        self.again: dict[int, int] = {}  # value -> the twin's value
+        self.ended = -1  # the value without bytes that the end of the forward pass yields
 
     def run(self) -> ConstrainedGraph:
-        """Adds all nodes, and what the constraints ask for."""
+        """Adds all nodes, with the twins that the constraints require."""
         again, tokens = self.constraints.recompute, self.make_tokens()
         once = self.constraints.keep | again | _find_readers(self.graph, again)
         for number, node in enumerate(self.graph.nodes):
@@ -204,7 +205,7 @@ class _Constrainer:
         return ConstrainedGraph(graph, self.graph, tuple(self.of), self.twins, self.first)
 
     def make_tokens(self) -> dict[int, int]:
-        """Makes values without bytes of the nodes that end the forward pass: by these, twins wait for them."""
+        """Makes values without bytes for the nodes that end the forward pass. They make twins wait for these nodes."""
         if not self.constraints.recompute:
             return {}
         passing = [number for number in self.forward if number not in self.late]
@@ -212,12 +213,12 @@ class _Constrainer:
         return {n: self.add_value(Value(f"{self.graph.nodes[n].name}/ran", 0)) for n in passing if n not in inner}
 
     def add_end(self, tokens: tuple[int, ...]) -> None:
-        """Adds the node that the forward pass ends with."""
+        """Adds the node at the end of the forward pass."""
         self.ended = self.add_value(Value(_END, 0))
         self.add(None, Node(_END, "End", tokens, (self.ended,), cost=0, recomputable=False))
 
     def read(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Returns what the backward pass reads in the place of values, after adding the twins that yield them."""
+        """Returns the values that the backward pass reads instead, after adding the twins that yield them."""
         missing: set[int] = set()
         waiting = list(values)
         while waiting:
@@ -234,7 +235,7 @@ class _Constrainer:
         node = self.graph.nodes[number]
         inputs = tuple(self.again.get(value, value) for value in node.inputs)
         for value in () if number in self.late else node.outputs:
-            known = self.graph.values[value]  # to fetch a value from host memory is not to compute it again
+            known = self.graph.values[value]  # Fetching a value from host memory does not compute it again.
             fresh = Value(f"{known.name}/again", known.size_bytes)
             self.again[value] = self.add_value(fresh)
         outputs = tuple(self.again.get(value, value) for value in node.outputs)

@@ -1,4 +1,4 @@
-"""Trains two small models on real data, stock and within memory budgets, and tells what that costs."""
+"""Trains two small models on real data, stock and within memory budgets, and measures the extra time."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.rematerialize import rematerialize, restore
 
-# So many steps are not measured: the first one traces the step, and runs what is run only once.
+# This many steps are not measured. The first one traces the step, and runs operations that run only once.
 _WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task is a compiled model and the data that it is trained on."""
+    """A compiled model and its training data."""
 
     name: str
     model: keras.Model
@@ -31,10 +31,11 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run is one `fit` of a task and what was measured in it.
+    """One `fit` of a task, with its measurements.
 
     Args:
-        peak_above_bytes: most that the allocator had in use during a step, its batch included, less what it had before.
+        peak_above_bytes: the most that the allocator had in use during a step, including the batch, less the bytes in
+            use before.
         step_time_s: median.
         weights: after the last step, in the model's order.
     """
@@ -46,7 +47,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Result:
-    """A result compares one model at one budget with its stock step, for which `plan` is None and `budget` "stock"."""
+    """One model at one budget, compared with its stock step, for which `plan` is None and `budget` "stock"."""
 
     task: str
     budget: str
@@ -59,7 +60,7 @@ class Result:
 
     @property
     def time_ratio(self) -> float:
-        """Divides the step time by the stock step's."""
+        """Returns the step time divided by the stock step's."""
         return self.step_time_s / self.stock_step_time_s
 
 
@@ -67,14 +68,14 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Loads 1,797 handwritten digits of 8x8 pixels from 0 to 16, and the number that each shows.
 
     They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine
-    Learning Repository, CC BY 4.0), which scikit-learn carries, too.
+    Learning Repository, CC BY 4.0), which is also part of scikit-learn.
     """
     with resources.files(__package__).joinpath("digits.npz").open("rb") as file, np.load(file) as digits:
         return digits["images"], digits["labels"]
 
 
 def make_tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
-    """Makes two tasks: a U-Net-like model finds the ink under noise, and a ResNet-like one names the digit.
+    """Makes two tasks: a U-Net-like model removes noise from a digit, and a ResNet-like one classifies the digit.
 
     Both see handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
     """
@@ -90,9 +91,9 @@ def make_tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, n
 
 
 def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 20.0) -> Iterator[Result]:
-    """Trains at each budget and then stock, from the same weights on the same batches; gives stock's result first.
+    """Trains at each budget and then stock, from the same weights on the same batches. Returns the stock result first.
 
-    Raises InfeasibleBudgetError where a budget cannot be met.
+    Raises InfeasibleBudgetError if a budget cannot be met.
     """
     start = [variable.numpy() for variable in task.model.variables]
     runs = []
@@ -137,7 +138,7 @@ def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
 def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> TrainingRun:
     _reset(task.model, start)
     meter = StepMeter()
-    # Keras prefetches batches of arrays, and batches of later steps would count in a step's peak: so this is a dataset.
+    # Keras prefetches batches of arrays, which would count in a step's peak. A dataset avoids that.
     data = tf.data.Dataset.from_tensor_slices((task.x, task.y)).batch(task.batch_size, drop_remainder=True)
     task.model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter])
     weights = tuple(variable.numpy() for variable in task.model.weights)

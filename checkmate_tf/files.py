@@ -1,4 +1,4 @@
-"""Writes files whole or not at all."""
+"""Writes files completely or not at all."""
 
 import errno
 import os
@@ -10,16 +10,16 @@ from pathlib import Path
 from checkmate_tf.arguments import check_path
 from checkmate_tf.errors import CheckmateError
 
-# These are no files of their own: what is renamed to one of them would not reach who reads it.
+# These are not files of their own: a file renamed to one of them would not reach its reader.
 _DEVICES = ("/dev/", "/proc/")
 
 
 def write_file(path: str | Path, content: str | bytes) -> None:
-    """Writes a file and makes its folder: whole, or not at all where the disk is full or the process is ended.
+    """Writes a file and makes its folder. If the disk is full or the process is ended, the file is not changed.
 
-    What is written lies beside the file until it is complete. A device, such as /dev/stdout, is written as it is.
+    The text is in a second file beside it until it is complete. A device, such as /dev/stdout, is written directly.
 
-    Raises OSError, which names the file, and CheckmateError for what names none.
+    Raises OSError, which names the file, and CheckmateError for a path that cannot name a file.
 
     >>> write_file("made/graph.json", "{}")
     >>> Path("made/graph.json").read_text()
@@ -38,10 +38,10 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
 
 def check_outputs(outputs: Iterable[str | Path | None], *, inputs: Iterable[str | Path] = ()) -> None:
-    """Raises CheckmateError where a file that is to be written later cannot be, or would take the place of another.
+    """Raises CheckmateError if a file that is to be written later cannot be written, or would replace another one.
 
     Args:
-        outputs: the files to write, None for one that nobody asked for.
+        outputs: the files to write, None for one that was not requested.
         inputs: the files that are read.
     """
     asked, inputs = [path for path in outputs if path is not None], list(inputs)
@@ -82,7 +82,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Raises OSError where `_replace` could not begin; leaves nothing behind."""
+    """Raises OSError if `_replace` could not begin. Leaves nothing behind."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     folder = next(parent for parent in path.parents if parent.exists())

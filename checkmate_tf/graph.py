@@ -12,15 +12,23 @@ from checkmate_tf.errors import GraphError, quote
 from checkmate_tf.graph_arrays import GraphArrays, Rows, mark
 
 _LARGEST = 10**14
-_LARGEST_SUM = 10**17  # of all sizes and of all costs: schedules that compute everything often still fit in 64 bits
+_LARGEST_SUM = 10**17  # limit of the sum of all sizes, and of all costs: schedules with many repeats fit in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value is one stored tensor; several views of a tensor are one value.
+    """One stored tensor. Several views of a tensor are one value.
 
-    `offload_cost` and `fetch_cost`, in the graph's `cost_unit`, are those of a copy to host memory, paid
-    once, and of each copy back; None where the value cannot be offloaded.
+    Args:
+        name: a name for people.
+        size_bytes: its size.
+        offload_cost: cost of the copy to host memory, paid once, in the graph's `cost_unit`.
+        fetch_cost: cost of each copy back. Both are None if the value cannot be offloaded.
+
+    Example:
+
+    >>> Value("dense/Relu:0", size_bytes=4096).size_bytes
+    4096
     """
 
     name: str
@@ -31,15 +39,21 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node is one group of operations that runs as a unit.
+    """One group of operations that runs as a unit.
 
     Args:
         inputs: indices of the values that it reads, each once.
-        outputs: indices of the values that it yields; each value has one producer.
+        outputs: indices of the values that it yields. Each value has one producer.
         cost: in the graph's `cost_unit`.
-        workspace_bytes: held only while the node runs.
+        workspace_bytes: memory held only while the node runs.
         recomputable: False for stateful and random nodes, which must run exactly once.
-        inplace: its first output may take over the storage of an equally large input that dies here.
+        inplace: whether its first output may take over the storage of an equally large input that ends here.
+
+    Example:
+
+    >>> node = Node("relu", "Relu", inputs=(0,), outputs=(1,), cost=2, inplace=True)
+    >>> node.inputs, node.outputs, node.recomputable
+    ((0,), (1,), True)
     """
 
     name: str
@@ -55,16 +69,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph holds the forward and backward nodes of one training step, in the input topological order.
+    """The forward and backward nodes of one training step, in the input topological order.
 
     Args:
+        nodes: the nodes, each of which reads only values of earlier nodes.
+        values: the values, to which nodes refer by index.
         outputs: values that must exist at the end of the step.
-        resident_bytes: always held: parameters, optimizer state, batch.
+        resident_bytes: memory that is always held: parameters, optimizer state, batch.
         cost_unit: "ns" once profiled.
 
-    Raises GraphError, which names the place, unless every value has exactly one producer, every
-    node reads only values produced before it, and all numbers are integers of at least zero, of at most 10**14 each and
-    10**17 together.
+    Raises:
+        GraphError: unless every value has exactly one producer, every node reads only values produced before it, and
+            all numbers are integers of at least zero, of at most 10**14 each and 10**17 together. The message names the
+            place.
+
+    Example:
 
     >>> forward = Node("relu", "Relu", inputs=(), outputs=(0,), cost=2)
     >>> backward = Node("relu_grad", "ReluGrad", inputs=(0,), outputs=(1,), cost=3, is_backward=True)
@@ -85,7 +104,7 @@ class Graph:
         _check(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves cached properties out: one thread may pickle a graph while another asks it for one of them."""
+        """Leaves out cached properties, because one thread may pickle a graph while another adds one."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -128,14 +147,14 @@ class Graph:
 
     @cached_property
     def arrays(self) -> GraphArrays:
-        """Shows nodes and values as flat arrays."""
+        """Returns nodes and values as flat arrays."""
         num_values = len(self.values)
         inputs = Rows.of([node.inputs for node in self.nodes])
         outputs = Rows.of([node.outputs for node in self.nodes])
         users = inputs.transpose(num_values)
         is_output = mark(self.outputs, num_values)
         inplace = [node.outputs[0] if node.inplace and node.outputs else -1 for node in self.nodes]
-        # Where a value has no users, the entry before its row is taken, and then replaced.
+        # For a value without users, this takes the entry before its row, which is then replaced.
         last_user = np.where(users.lengths, np.append(users.index, -1)[users.start[1:] - 1], -1)
         return GraphArrays(
             inputs=inputs,
@@ -152,7 +171,7 @@ class Graph:
 
     @cached_property
     def baseline_cost(self) -> int:
-        """Sums the cost of computing every node once."""
+        """Returns the cost of computing every node once."""
         return int(self.costs.sum())
 
 
@@ -210,7 +229,7 @@ def _check_text(text: Any, place: str) -> None:
 
 
 def _check_number(number: int, place: str) -> None:
-    if type(number) is int and 0 <= number <= _LARGEST:  # the others take longer to tell
+    if type(number) is int and 0 <= number <= _LARGEST:  # the common case first, for speed
         return
     if isinstance(number, float) and not math.isfinite(number):
         raise GraphError(f"{place} is {number}; it must be a finite integer of at least 0")
@@ -247,7 +266,7 @@ def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
 
 
 def check_graph(graph: Any) -> None:
-    """Raises GraphError for what is no graph."""
+    """Raises GraphError unless the argument is a graph."""
     if not isinstance(graph, Graph):
         raise GraphError(f"graph is {quote(graph)}; it must be a Graph, such as load_graph returns")
 

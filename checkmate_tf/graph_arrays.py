@@ -1,4 +1,4 @@
-"""Shows a graph as flat numpy arrays, which vectorized code and compiled kernels start from: see `Graph.arrays`."""
+"""Represents a graph as flat NumPy arrays, for vectorized code and compiled kernels (see `Graph.arrays`)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Rows:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> "Rows":
-        """Puts lists of indices one behind the other."""
+        """Returns the concatenation of lists of indices."""
         start = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
         return Rows(start, np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(start[-1])))
 
@@ -35,18 +35,18 @@ class Rows:
         return np.diff(self.start)
 
     def transpose(self, num_columns: int) -> "Rows":
-        """Lists, for each index below `num_columns`, the rows that it is in, ascending."""
+        """Lists, for each index below `num_columns`, the rows that contain it, in ascending order."""
         row = np.repeat(np.arange(len(self.start) - 1), self.lengths)
         start = np.concatenate(([0], np.cumsum(np.bincount(self.index, minlength=num_columns), dtype=np.int64)))
         return Rows(start, row[np.argsort(self.index, kind="stable")])
 
     def sum(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums over each row what the number of each of its entries is, int64 [num_rows]."""
-        until = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))  # may wrap around; the differences do not
+        """Returns the sum over each row of the numbers of its entries, int64 [num_rows]."""
+        until = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))  # may wrap around; differences do not
         return np.diff(until[self.start])
 
     def join(self, other: "Rows") -> "Rows":
-        """Appends to each row the row of `other` of the same number."""
+        """Appends to each row the row of `other` with the same number."""
         index = np.empty(len(self.index) + len(other.index), dtype=np.int64)
         index[np.arange(len(self.index)) + np.repeat(other.start[:-1], self.lengths)] = self.index
         index[np.arange(len(other.index)) + np.repeat(self.start[1:], other.lengths)] = other.index
@@ -55,21 +55,21 @@ class Rows:
 
 @dataclass(frozen=True)
 class GraphArrays:
-    """What a graph says of its nodes and values, beside `Graph.costs` and `Graph.sizes_bytes`. Not to be written to.
+    """Facts about nodes and values, in addition to `Graph.costs` and `Graph.sizes_bytes`. Read-only.
 
     Args:
         inputs: the values that each node reads, [num_nodes] rows.
         outputs: the values that each node yields, [num_nodes] rows.
         users: the nodes that read each value, ascending, [num_values] rows.
         producer: the node that yields each value, int64 [num_values].
-        last_use: the last node that reads each value; num_nodes where it must exist at the end, -1 where it is neither
-            read nor kept, int64 [num_values].
+        last_use: the last node that reads each value, int64 [num_values]; num_nodes if it must exist at the end, -1 if
+            it is neither read nor kept.
         is_output: whether a value must exist at the end of the step, bool [num_values].
         workspace_bytes: held only while a node runs, int64 [num_nodes].
         recomputable: whether a node may run more than once, bool [num_nodes].
         inplace_output: the first output of an in-place node, -1 for other nodes, int64 [num_nodes].
-        takes_over_bytes: the size of an input whose storage the first output of a node may take over, -1 where there
-            can be none, int64 [num_nodes].
+        takes_over_bytes: the size of an input whose storage the first output of a node may take over, -1 if there can
+            be none, int64 [num_nodes].
     """
 
     inputs: Rows
@@ -85,7 +85,7 @@ class GraphArrays:
 
 
 def mark(indices: Iterable[int], length: int) -> np.ndarray:
-    """Returns which of `length` things are among the indices, bool [length]."""
+    """Returns whether each of the numbers below `length` is among the indices, bool [length]."""
     marked = np.zeros(length, dtype=np.bool_)
     marked[list(indices)] = True
     return marked

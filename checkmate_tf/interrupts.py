@@ -1,4 +1,4 @@
-"""Holds interrupts back while something is under way that must not be left half done."""
+"""Delays interrupts during work that must not end halfway."""
 
 import signal
 import threading
@@ -9,9 +9,9 @@ from typing import Any
 
 @contextmanager
 def hold_interrupts() -> Iterator[Callable[[], None]]:
-    """Lets an interrupt wait until the block has ended; calling what it gives lets a waiting one through before.
+    """Delays an interrupt until the block has ended. Yields a function that lets a delayed interrupt through earlier.
 
-    Only the main thread is interrupted, so in others there is nothing to hold.
+    Only the main thread is interrupted, so this has no effect in other threads.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

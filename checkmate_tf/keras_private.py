@@ -1,7 +1,7 @@
-"""This is the only module that uses private names of Keras: no other imports from `keras.src`.
+"""Contains every use of private names of Keras. No other module imports from `keras.src`.
 
-Each is a piece of what `fit` and `train_on_batch` do with a compiled model. `tests/test_private_names.py` has a test
-of each, which says what breaks when Keras changes it.
+Each function does a part of the work of `fit` and `train_on_batch` with a compiled model. `tests/test_private_names.py`
+has a test of each, which says what breaks if Keras changes it.
 """
 
 import inspect
@@ -47,9 +47,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RematMode:
-    """A mode of `keras.RematScope`, and the names of the layers and operations that it applies to.
+    """A mode of `keras.RematScope`, and the names of the layers and operations to which it applies.
 
-    `larger_than`: only to those that yield more elements.
+    `larger_than` limits it to those that yield more elements.
     """
 
     mode: str
@@ -68,13 +68,13 @@ def is_keras_method(model: keras.Model, name: str) -> bool:
 
 
 def is_layer_call(frame: Any) -> bool:
-    """Returns whether a frame of Python's stack is a layer that is called; Keras opens a name scope in it."""
+    """Returns whether a frame of Python's stack is the call of a layer, for which Keras opens a name scope."""
     code = inspect.unwrap(keras.layers.Layer.__call__).__code__
     return (frame.filename, frame.name) == (code.co_filename, code.co_name)
 
 
 def call_in_training(model: keras.Model, x: Any) -> Any:
-    """Returns the model's predictions as its training step makes them."""
+    """Returns the model's predictions as its training step computes them."""
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
@@ -84,18 +84,18 @@ def compute_training_loss(model: keras.Model, x: Any, y: Any, predictions: Any, 
 
 
 def track_loss(model: keras.Model, loss: tf.Tensor, num_rows: tf.Tensor) -> None:
-    """Counts the loss of a batch in what `fit` shows."""
+    """Adds the loss of a batch to the loss that `fit` shows."""
     model._loss_tracker.update_state(unscale_loss_for_distribution(loss), sample_weight=num_rows)
 
 
 def build_from_batch(model: keras.Model, batch: Any) -> None:
-    """Makes weights, metrics, loss trackers and optimizer state, as the first step of `fit` would."""
+    """Creates weights, metrics, loss trackers and optimizer state, as the first step of `fit` does."""
     with call_without_remat(model):
         model._symbolic_build(data_batch=batch)
 
 
 def infer_predictions(model: keras.Model, x: Any) -> Any:
-    """Infers the shapes and dtypes of a model's predictions from those of its inputs."""
+    """Returns the shapes and dtypes of a model's predictions for those of its inputs."""
     with call_without_remat(model):
         return compute_output_spec(model, x, training=False)
 
@@ -106,12 +106,12 @@ def list_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def get_compiled_loss(model: keras.Model) -> Any:
-    """Returns what `compile` made of the loss; None where the model was compiled without one."""
+    """Returns the loss object of `compile`; None if the model was compiled without a loss."""
     return model._compile_loss
 
 
 def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a step as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
+    """Wraps a step as `fit` wraps `train_step`: in `tf.function`, compiled if the model is."""
     return model._make_function(step)
 
 
@@ -130,7 +130,7 @@ def call_without_remat(model: keras.Model) -> Iterator[None]:
 
 
 def list_remat_modes(model: keras.Model) -> list[RematMode]:
-    """Lists the modes of the `keras.RematScope` that the layers and operations of a model were made in."""
+    """Lists the modes of the `keras.RematScope`s in which the layers and operations of a model were built."""
     modes: dict[tuple[str, int], list[str]] = {}
     for operation in _list_operations(model):
         scope = _find_remat_scope(operation)
@@ -146,7 +146,7 @@ def list_remat_modes(model: keras.Model) -> list[RematMode]:
 
 
 def _find_remat_scope(operation: Any) -> Any:
-    """Returns the settings of the `keras.RematScope` that an operation was made in, or None.
+    """Returns the settings of the `keras.RematScope` in which an operation was built, or None.
 
     Before Keras 3.15, only layers have them.
     """
@@ -160,7 +160,7 @@ def _list_operations(model: keras.Model) -> list[Any]:
 
 
 def get_input_structure(model: keras.Model) -> Any:
-    """Returns the inputs of a functional or Sequential model, nested as the model takes them; None for other models."""
+    """Returns the inputs of a functional or Sequential model, nested as it takes them; None for other models."""
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and getattr(model, "_functional", None) is not None:
         structure = model._functional._inputs_struct

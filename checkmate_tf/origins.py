@@ -1,6 +1,6 @@
-"""Says in the user's words where the nodes of a training graph come from: Keras layers, source lines, shapes and types.
+"""Describes the origins of a training graph's nodes for users: Keras layers, source lines, shapes and types.
 
-A table beside the graph: solvers need none of it, people who look at a schedule do.
+It is a table beside the graph. Solvers do not need it, but people who read a schedule do.
 """
 
 import re
@@ -14,13 +14,13 @@ _COUNT = re.compile(r"_\d+$")
 
 @dataclass(frozen=True, slots=True)
 class NodeOrigin:
-    """Where a node comes from.
+    """The origin of a node.
 
     Args:
-        layer: the path of the Keras layer, such as "encoder/block_0/dense", of a gradient or an update that of the
-            layer it belongs to; the name scope of what belongs to none, such as "compile_loss/mse"; "" where unknown.
-        source: file and line of the user's code, such as "model.py:42"; "" where only Keras and TensorFlow were at
-            work, as in a functional model.
+        layer: the path of the Keras layer, such as "encoder/block_0/dense". A gradient or an update has the layer to
+            which it belongs. A node of no layer has its name scope, such as "compile_loss/mse"; "" if it is not known.
+        source: file and line of the user's code, such as "model.py:42"; "" if only code of Keras and TensorFlow made
+            it, as in a functional model.
     """
 
     layer: str = ""
@@ -29,13 +29,13 @@ class NodeOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The shape and the type of a value that is one tensor; both are empty for several small ones and where unknown."""
+    """The shape and the type of a value that is one tensor. Both are empty for several small tensors or if unknown."""
 
     shape: tuple[int, ...] | None = None
     dtype: str = ""
 
     def __str__(self) -> str:
-        """Writes "float32 [64, 128]"; "" where unknown.
+        """Returns a text such as "float32 [64, 128]"; "" if the type is not known.
 
         >>> str(ValueType((64, 128), "float32"))
         'float32 [64, 128]'
@@ -52,9 +52,9 @@ class Origins:
 
 
 def guess_origins(graph: Graph) -> Origins:
-    """Reads layers from the nodes' names, for graphs that come without a table.
+    """Reads layers from the nodes' names, for graphs without a table.
 
-    TensorFlow makes names of name scopes; in a graph of layers the name is the layer's.
+    TensorFlow makes names of name scopes. In a graph of layers, the name is that of the layer.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> node = Node("gradient_tape/unet_1/conv_1/Relu/ReluGrad", "ReluGrad", (), (0,), cost=1)
@@ -66,6 +66,6 @@ def guess_origins(graph: Graph) -> Origins:
 
 
 def read_scope(name: str) -> str:
-    """Reads the name scopes around an operation, without those of gradients and without TensorFlow's counts."""
+    """Returns the name scopes around an operation, without those of gradients and without TensorFlow's counts."""
     scopes, _, _ = _GRADIENT_SCOPE.sub("", name).rpartition("/")
     return "/".join(_COUNT.sub("", scope) for scope in scopes.split("/"))

@@ -1,4 +1,4 @@
-"""Finds the nodes of a graph that a user means to keep or to recompute, by patterns of names or by functions."""
+"""Finds the nodes of a graph that a user selects to keep or to recompute, by patterns of names or by functions."""
 
 import difflib
 import math
@@ -22,13 +22,13 @@ _PRODUCTS = re.compile("Conv|MatMul|Einsum")
 
 @dataclass(frozen=True)
 class InnerResults:
-    """These are the results that layers compute for themselves: all that no other layer of the forward pass reads.
+    """The results that layers compute for themselves: all that no other layer of the forward pass reads.
 
     Args:
-        name: that it goes by.
-        layers: names of layers; of a layer with layers in it, all of these count.
-        larger_than: only of layers that yield more elements than this.
-        after_products: only of nodes that no convolution or matrix product of the layer follows: its activation.
+        name: its name in messages.
+        layers: names of layers. They include the layers inside them.
+        larger_than: limits it to layers that yield more elements than this.
+        after_products: limits it to nodes after the last convolution or matrix product of the layer: its activation.
     """
 
     name: str
@@ -37,7 +37,7 @@ class InnerResults:
     after_products: bool = False
 
     def find(self, graph: Graph, origins: Origins) -> frozenset[int]:
-        """Finds the nodes of the forward pass that yield such results, and can be recomputed."""
+        """Returns the nodes of the forward pass that yield such results and can be recomputed."""
         found: set[int] = set()
         paths = [set(origin.layer.split("/")) for origin in origins.nodes]
         for layer in sorted(self.layers):
@@ -65,12 +65,12 @@ Pattern = _Named | InnerResults
 
 @dataclass(frozen=True)
 class Steering:
-    """Steering is one pattern, and the nodes that it constrains in a graph.
+    """One pattern, and the nodes of a graph that it constrains.
 
     Args:
-        pattern: as it was given, in words.
-        nodes: that it constrains.
-        num_fixed: so many nodes that it matches too cannot be recomputed.
+        pattern: the pattern as it was given, in words.
+        nodes: the nodes that it constrains.
+        num_fixed: the number of further nodes that it matches and that cannot be recomputed.
     """
 
     kind: Kind
@@ -88,7 +88,7 @@ class Steering:
 
 
 def check_patterns(patterns: Any, place: str) -> tuple[Pattern, ...]:
-    """Returns patterns as a tuple. Raises PatternError for anything but texts and functions."""
+    """Returns patterns as a tuple. Raises PatternError for anything other than texts and functions."""
     check_list(patterns, place)
     for pattern in patterns:
         if (
@@ -103,14 +103,14 @@ def check_patterns(patterns: Any, place: str) -> tuple[Pattern, ...]:
 
 
 def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute: Sequence[Pattern]) -> list[Steering]:
-    """Finds the nodes that each pattern constrains.
+    """Returns the nodes that each pattern constrains.
 
-    A pattern matches the path of a node's layer, the name of its operation, or the path of the layer with the last part
-    of that name or with the type of one of its operations. To keep, it matches nodes of both passes, and of the forward
-    pass to recompute.
+    A pattern matches the path of a node's layer, the name of its operation, or the path of the layer followed by the
+    last part of that name or by the type of one of its operations. `keep` matches nodes of both passes, and `recompute`
+    those of the forward pass.
 
-    Of `InnerResults`, what is to be kept is left out. Raises PatternError where another pattern constrains nothing, or
-    one node is both to be kept and to be recomputed.
+    Nodes to keep are left out of `InnerResults`. Raises PatternError if another pattern constrains nothing, or if one
+    node is both to be kept and to be recomputed.
 
     >>> from checkmate_tf.graph import Value
     >>> from checkmate_tf.origins import guess_origins
@@ -138,9 +138,9 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
 
 
 def constrain_by_patterns(graph: Graph, *, keep: Sequence[Pattern], recompute: Sequence[Pattern]) -> ConstrainedGraph:
-    """Constrains a graph that comes without a table of layers, by the names of its nodes.
+    """Constrains a graph without a table of layers, by the names of its nodes.
 
-    Raises PatternError as `steer` does, and for what are no patterns.
+    Raises PatternError as `steer` does, and for values that are not patterns.
     """
     keep, recompute = check_patterns(keep, "keep"), check_patterns(recompute, "recompute")
     return constrain(graph, combine(steer(graph, guess_origins(graph), keep=keep, recompute=recompute)))
@@ -195,7 +195,7 @@ def _hint(graph: Graph, origins: Origins, pattern: Pattern) -> str:
         return f"It is called with each node, such as that of {graph.nodes[0].name}"
     plain = pattern.strip("*?/")
     close = difflib.get_close_matches(plain, names, _MOST_NAMED, 0.5)
-    if not close:  # a pattern of a part of a path
+    if not close:  # the pattern may be part of a path
         parts = dict.fromkeys(part for name in names for part in name.split("/"))
         close = difflib.get_close_matches(plain.rpartition("/")[2].strip("*?"), parts, _MOST_NAMED, 0.5)
     if close:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 
 def find_free_bytes() -> int | None:
-    """Finds what the operating system, and the control group where there is one, would still give this process.
+    """Returns the memory that this process could still get; None if the system does not report it.
 
-    None where the system does not report it.
+    That is the free memory of the system, or of the control group if there is one.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -22,9 +22,9 @@ def find_free_bytes() -> int | None:
 
 
 def find_peak_bytes(process: int | str = "self") -> int | None:
-    """Finds the peak memory of a process, by default of this one. None where the system does not report it.
+    """Returns the peak memory of a process, by default of this one; None if the system does not report it.
 
-    `resource.getrusage` reports too much for a process that a larger one has started.
+    `resource.getrusage` reports too much for a process that was started by a larger one.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc", str(process), "status").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Shows bars of long work, a solver's or that of planning, on standard error, where that is a terminal."""
+"""Shows progress bars of solving and of planning on standard error, if that is a terminal."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ _REFRESH_S = 0.5
 
 
 class Stage(StrEnum):
-    """The stages of work on a training step, in the words that its bar shows."""
+    """The stages of work on a training step, in the words of its progress bar."""
 
     TRACE = "tracing the step"
     COMPILE = "compiling it"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
     RUN_SCHEDULES = "running the schedules"
 
 
-# The stages of planning, with a first guess of their seconds; the last two repeat where a step takes too much.
+# The stages of planning, with a first guess of their seconds. The last two repeat if a step takes too much memory.
 _STAGES_S = {
     Stage.TRACE: 3.0,
     Stage.MEASURE_STOCK: 3.0,
@@ -42,7 +42,7 @@ _STAGES_S = {
 
 
 class PlanningBar:
-    """A planning bar shows what planning does now, the time used and expected, and the best plan so far."""
+    """Shows the present stage of planning, the time used and expected, and the best plan so far."""
 
     def __init__(self, bar: tqdm, stages_s: Mapping[Stage, float]):
         self._bar = bar
@@ -52,11 +52,11 @@ class PlanningBar:
         self._expected_s = dict(stages_s)
 
     def set_subject(self, what: str) -> None:
-        """Sets what is planned, and why, where the user did not ask for it."""
+        """Sets the subject of planning, and the reason if the user did not request it."""
         self._subject = f" {what}"
 
     def begin_stage(self, stage: Stage, expected_s: float | None = None) -> None:
-        """Begins one of the stages; it is expected to take `expected_s`, where that is known better."""
+        """Begins one of the stages, which is expected to take `expected_s` if that is given."""
         now_s = time.perf_counter()
         if self._stage is not None:
             self._expected_s[self._stage] = now_s - self._stage_began_s
@@ -67,13 +67,13 @@ class PlanningBar:
         self._bar.set_description_str(f"planning{self._subject}: {stage}")
 
     def set_fraction(self, done: int, total: int) -> None:
-        """Sets how much of the present stage is done, and so how long the rest of it will take."""
+        """Sets the completed fraction of the present stage, from which the remaining time follows."""
         now_s = time.perf_counter()
         left_s = (now_s - self._stage_began_s) * (total - done) / max(done, 1)
         self._bar.total = now_s - self._began_s + left_s + self._sum_following_s()
 
     def _sum_following_s(self) -> float:
-        """Sums what the stages after this one are expected to take, in seconds."""
+        """Returns the expected time of the stages after this one, in seconds."""
         stages = list(self._expected_s)
         following = stages if self._stage is None else stages[stages.index(self._stage) + 1 :]
         return sum(self._expected_s[stage] for stage in following)
@@ -87,7 +87,7 @@ class PlanningBar:
 
 @contextmanager
 def show_planning(*, shown: bool, stages_s: Mapping[Stage, float] = _STAGES_S) -> Iterator[PlanningBar]:
-    """Shows what planning does, from the first moment; `stages_s` are in their order, each with a first guess."""
+    """Shows the progress of planning from the first moment. `stages_s` are in their order, each with a first guess."""
     disable = None if shown else True
     bar = tqdm(total=sum(stages_s.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _tick_seconds(bar):
@@ -98,7 +98,7 @@ def show_planning(*, shown: bool, stages_s: Mapping[Stage, float] = _STAGES_S) -
 def show_solving(
     graph: Graph, *, name: str, time_limit_s: float, shown: bool = True
 ) -> Iterator[Callable[[Update], None]]:
-    """Shows the time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
+    """Shows a solver's time, best schedule and bound. Yields a function for the argument `on_progress` of solve()."""
     disable = None if shown else True
     bar = tqdm(total=time_limit_s, desc=name, bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _tick_seconds(bar):
@@ -113,7 +113,7 @@ def show_solving(
 
 @contextmanager
 def _tick_seconds(bar: tqdm) -> Iterator[None]:
-    """Moves a bar of seconds while the body runs, which may give no news for long; up to its end, which may move."""
+    """Moves a bar of seconds during the block, which may report nothing for long, up to its end, which may move."""
     if bar.disable:
         yield
         return
@@ -126,7 +126,7 @@ def _tick_seconds(bar: tqdm) -> Iterator[None]:
             bar.refresh()
 
     ticker = threading.Thread(target=tick, daemon=True)
-    with suppress(RuntimeError):  # there can be no more threads
+    with suppress(RuntimeError):  # No more threads can be started.
         ticker.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Defines schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
+"""Defines schedules: the sequence of computed nodes, its retention intervals, and its R and S matrices."""
 
 import bisect
 import contextlib
@@ -17,19 +17,22 @@ Order = Literal["fixed", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule names the node computed at each position; a repeat is a rematerialization.
+    """The node computed at each position. A repeat is a rematerialization.
 
-    Frees are not stored: a value is retained from the position that computes it to its last use before
-    it is next computed, and graph outputs from their last computation to the end.
+    Frees are not stored: a value is retained from the position that computes it to its last use before it is next
+    computed, and graph outputs from their last computation to the end.
 
-    `fetches` holds pairs (position, value), ascending: a copy of the value comes back from host memory or a file,
-    where the value was copied once, when first computed (FastSA, appendix B.3). It takes memory from that position on,
-    and its first reader, there or later, waits for it: to fetch early hides the copying, and takes memory for longer.
-    What is said of computing a value then holds of fetching it too.
+    Args:
+        order: the node at each position.
+        fetches: pairs (position, value), in ascending order. At the position, a copy of the value comes back from host
+            memory or a file, to which the value was copied once, when it was first computed (FastSA, appendix B.3). The
+            copy takes memory from that position on, and its first reader, there or later, waits for it. An earlier
+            fetch hides the copying, but takes memory for longer. A fetch begins a copy just as a computation does.
+        offloads: pairs (position, value), in ascending order, of fetched values. The first copy is held up to that
+            position, so that copying it out need not end sooner. By default, it has to end with the last reader of the
+            first copy.
 
-    `offloads` holds pairs (position, value), ascending, of values that are fetched: their first copy is held up to that
-    position, so that copying it out need not end sooner. By default it has to end with the last reader of the first
-    copy.
+    Example:
 
     >>> len(Schedule((0, 1, 2, 0, 3)))  # node 0 is computed twice
     5
@@ -41,7 +44,7 @@ class Schedule:
 
     @staticmethod
     def of(order: Iterable[int]) -> "Schedule":
-        """Makes a schedule of any integers, numpy's included."""
+        """Returns a schedule of any integers, including NumPy's."""
         return Schedule(tuple(int(node) for node in order))
 
     def __len__(self) -> int:
@@ -50,11 +53,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Retention:
-    """These are the retention intervals of a schedule, one per copy of a value, all int64 [num_copies].
+    """The retention intervals of a schedule, one for each copy of a value, all int64 [num_copies].
 
-    `start` is the position that computes the copy, `end` the last position that needs it (inclusive; `start`
-    itself where nothing reads the copy, the last position for graph outputs).
-    `fetched`, bool: the copy came from host memory. Sorted by value, then by start.
+    `start` is the position that computes the copy. `end` is the last position that needs it (inclusive): `start` itself
+    if nothing reads the copy, and the last position for graph outputs. `fetched`, bool, marks copies from host memory.
+    Sorted by value, then by start.
     """
 
     value: np.ndarray
@@ -65,11 +68,11 @@ class Retention:
 
 @dataclass(frozen=True)
 class StageMatrices:
-    """These are Checkmate's R and S (section 4.2) of a schedule whose first computations are in the input order.
+    """Checkmate's R and S (section 4.2) of a schedule whose first computations are in the input order.
 
-    Stage t ends with the first computation of node t. `recompute` is R, bool [num_nodes, num_nodes]:
-    node i is computed in stage t. `retain` is S, bool [num_nodes, num_values]: value i is retained
-    from stage t - 1 into stage t. S has a column a value, not a node: outputs of a node are retained apart.
+    Stage t ends with the first computation of node t. `recompute` is R, bool [num_nodes, num_nodes]: node i is computed
+    in stage t. `retain` is S, bool [num_nodes, num_values]: value i is retained from stage t - 1 into stage t. S has a
+    column for each value, not for each node, because the outputs of a node are retained separately.
     """
 
     recompute: np.ndarray
@@ -79,8 +82,8 @@ class StageMatrices:
 def check_positions(graph: Graph, schedule: Schedule) -> np.ndarray:
     """Returns the nodes of a schedule, int64 [num_positions].
 
-    Raises ScheduleError for what is no schedule of any nodes and
-    values of the graph; whether it computes the graph, `check_schedule` tells.
+    Raises ScheduleError if it names nodes or values that are not in the graph. It does not check whether the schedule
+    computes the graph; `check_schedule` does.
     """
     _check_parts(schedule)
     try:
@@ -101,9 +104,9 @@ def check_positions(graph: Graph, schedule: Schedule) -> np.ndarray:
 def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
     """Raises ScheduleError, naming position and node, unless `schedule` computes `graph`.
 
-    Every node is computed at least once, non-recomputable nodes exactly once, every input before it
-    is read; with order="fixed" the first computations are in the input order. Fetched are only values
-    that can be offloaded, after they are computed, for a position that reads them before their next copy.
+    Every node has to be computed at least once, non-recomputable nodes exactly once, and every input before it is read.
+    With order="fixed", first computations have to be in the input order. Only values that can be offloaded are fetched,
+    after they are computed, and for a position that reads them before their next copy.
     """
     num_nodes = len(graph.nodes)
     _check_parts(schedule)
@@ -155,7 +158,7 @@ def _check_pairs(graph: Graph, schedule: Schedule) -> None:
 
 
 def _check_transfers(graph: Graph, schedule: Schedule) -> None:
-    """Raises ScheduleError where a copy is fetched before there is one, or for no reader."""
+    """Raises ScheduleError if a copy is fetched before there is one, or for no reader."""
     if not schedule.fetches and not schedule.offloads:
         return
     touched: dict[int, list[tuple[int, bool]]] = {value: [] for _, value in (*schedule.fetches, *schedule.offloads)}
@@ -191,7 +194,7 @@ def _check_transfers(graph: Graph, schedule: Schedule) -> None:
 
 
 def find_retention(graph: Graph, schedule: Schedule) -> Retention:
-    """Finds the retention intervals of a schedule that passes `check_schedule`."""
+    """Returns the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
     start_position, start_value = _list_events(graph.arrays.outputs, order)
@@ -212,15 +215,15 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
 
 
 def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
-    """Drops computations of nodes whose outputs nothing reads before they are computed again.
+    """Returns a schedule without computations whose outputs nothing reads before they are computed again.
 
-    In the fixed order every node has to be computed in its place for the first time, even where its outputs are then
-    freed at once. TensorFlow leaves such computations out. First computations may be in another order than before.
+    In the fixed order, every node has to be computed in its place for the first time, even if its outputs are then
+    freed at once. TensorFlow leaves such computations out. The result may have another order of first computations.
 
     Args:
-        schedule: one that passes `check_schedule`.
+        schedule: a schedule that passes `check_schedule`.
 
-    Returns the schedule itself where all computations are read.
+    Returns the schedule itself if all computations are read.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
@@ -249,11 +252,10 @@ def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def select_positions(graph: Graph, schedule: Schedule, positions: Sequence[int]) -> Schedule:
-    """Returns a schedule of some positions of another, in the order given, each with what it fetches and offloads.
+    """Returns a schedule of some positions of another, in the given order, each with its fetches and offloads.
 
-    A transfer of a position that is left out belongs to the next one that is kept. Where the positions are in another
-    order, or nothing reads a copy any more, values are fetched for their readers instead, and held up to their last
-    ones.
+    A transfer of a position that is left out moves to the next one that is kept. If the order is another one, or
+    nothing reads a copy any more, values are fetched for their readers instead, and held up to their last readers.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
@@ -288,8 +290,8 @@ def select_positions(graph: Graph, schedule: Schedule, positions: Sequence[int])
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
     """Converts a schedule in stages to R and S.
 
-    Raises ScheduleError unless first computations are in the input order and each stage computes
-    nodes in the input order, each at most once, ending with the stage's own node, and nothing is fetched.
+    Raises ScheduleError unless first computations are in the input order, each stage computes nodes in the input order,
+    each at most once, and ends with the stage's own node, and nothing is fetched.
     """
     check_schedule(graph, schedule, order="fixed")
     if schedule.fetches:
@@ -314,8 +316,8 @@ def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
 def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
     """Converts an R matrix, bool [num_nodes, num_nodes], to its schedule, by a row-major scan (Algorithm 1).
 
-    S needs no reading: what R leaves out must be retained, and nothing else is.
-    Raises ScheduleError when the shape is wrong or the schedule does not compute the graph.
+    S is not needed, because it follows from R. Raises ScheduleError if the shape is wrong or the schedule does not
+    compute the graph.
     """
     num_nodes = len(graph.nodes)
     if recompute.shape != (num_nodes, num_nodes):
@@ -326,7 +328,7 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
 
 
 def _list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lists (position, value), each int64, for every value that the node of a position touches."""
+    """Lists (position, value), each int64, for every value that the node of a position reads or yields."""
     per_position = values.lengths[order]
     position = np.repeat(np.arange(len(order)), per_position)
     within = np.arange(len(position)) - np.repeat(np.cumsum(per_position) - per_position, per_position)

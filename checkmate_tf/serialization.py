@@ -1,7 +1,7 @@
-"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes and reads solutions.
+"""Converts graphs to versioned JSON and back, and reads schedules from it. `solution_json` is for solutions.
 
-A graph file may say where its nodes come from, in optional fields: `layer` and `source` of nodes, `shape` and `dtype`
-of values.
+A graph file may describe the origins of its nodes in optional fields: `layer` and `source` of nodes, `shape` and
+`dtype` of values.
 """
 
 import json
@@ -21,13 +21,13 @@ from checkmate_tf.schedule import Schedule
 
 GRAPH_FORMAT = "checkmate-graph/1"
 SCHEDULE_FORMAT = "checkmate-schedule/1"
-# Some 200,000 nodes. Reading a file may take thirty times its size in memory.
+# Enough for some 200,000 nodes. Reading a file may take thirty times its size in memory.
 _LARGEST_FILE_BYTES = 64 << 20
 _LONGEST_TEXT = 1 << 16
 
 
 def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any]:
-    """Converts a graph to a `checkmate-graph/1` object. Optional fields are left out where they say nothing."""
+    """Converts a graph to a `checkmate-graph/1` object. Optional fields are left out if they are empty."""
     nodes = origins.nodes if origins else repeat(NodeOrigin())
     types = origins.values if origins else repeat(ValueType())
     return {
@@ -74,7 +74,18 @@ def graph_from_json(data: Any) -> Graph:
 
 
 def load_graph(path: str | Path) -> Graph:
-    """Reads a graph file. Raises GraphError when it is missing, not JSON or not a valid graph.
+    """Reads a graph file.
+
+    Args:
+        path: a file in the format `checkmate-graph/1`.
+
+    Returns:
+        The graph.
+
+    Raises:
+        GraphError: if the file is missing, not JSON or not a valid graph.
+
+    Example:
 
     >>> save_graph(Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,)), "graph.json")
     >>> load_graph("graph.json").nodes[0].name
@@ -84,7 +95,7 @@ def load_graph(path: str | Path) -> Graph:
 
 
 def load_origins(path: str | Path) -> Origins:
-    """Reads where the nodes of a graph file come from; layers are read from names where the file names none.
+    """Returns the origins of the nodes of a graph file. Without them in the file, layers are read from names.
 
     Raises GraphError as `load_graph` does.
     """
@@ -93,7 +104,7 @@ def load_origins(path: str | Path) -> Origins:
 
 
 def origins_from_json(data: Any, graph: Graph) -> Origins:
-    """Reads where the nodes of a `checkmate-graph/1` object come from, of which `graph` was made."""
+    """Returns the origins of the nodes of a `checkmate-graph/1` object, from which `graph` was made."""
     guessed = guess_origins(graph)
     types = tuple(_read_type(*entry) for entry in _list_objects(data, "values"))
     if not any("layer" in entry or "source" in entry for entry in data["nodes"]):
@@ -102,7 +113,17 @@ def origins_from_json(data: Any, graph: Graph) -> Origins:
 
 
 def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -> None:
-    """Writes a graph file, which `load_graph` reads, and `load_origins` for where its nodes come from.
+    """Writes a graph file, which `load_graph` and `load_origins` read.
+
+    Args:
+        graph: the graph.
+        path: the file.
+        origins: the origins of its nodes, which are written into the file, too.
+
+    Raises:
+        GraphError: if `graph` is not a graph, or `origins` are not Origins.
+
+    Example:
 
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
     >>> save_graph(graph, "graph.json")
@@ -133,7 +154,18 @@ def schedule_from_json(data: Any) -> Schedule:
 
 
 def load_schedule(path: str | Path) -> Schedule:
-    """Reads a schedule file. Raises ScheduleError when it is missing, not JSON or not a schedule.
+    """Reads a schedule file.
+
+    Args:
+        path: a file in the format `checkmate-schedule/1`.
+
+    Returns:
+        The schedule. `load_solution` checks it against its graph.
+
+    Raises:
+        ScheduleError: if the file is missing, not JSON or not a schedule.
+
+    Example:
 
     >>> text = json.dumps({"format": "checkmate-schedule/1", "order": [0, 1, 0, 2]})
     >>> _ = Path("schedule.json").write_text(text, encoding="utf-8")
@@ -144,9 +176,9 @@ def load_schedule(path: str | Path) -> Schedule:
 
 
 def read_json(path: str | Path, error: type[Exception], what: str) -> Any:
-    """Reads a JSON file. Raises an error where it cannot.
+    """Reads a JSON file. Raises the given error if that fails.
 
-    It reads no more than the largest file that there may be: a file may be endless, as /dev/zero is.
+    It reads at most the size of the largest file allowed, because a file may be endless, as /dev/zero is.
     """
     try:
         path = Path(path)
@@ -156,7 +188,7 @@ def read_json(path: str | Path, error: type[Exception], what: str) -> Any:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE_BYTES + 1)
         text = content.decode() if len(content) <= _LARGEST_FILE_BYTES else None
-    except (OSError, ValueError) as cause:  # the latter for a name with a zero, and for what is no text
+    except (OSError, ValueError) as cause:  # ValueError: a name with a null character, or bytes that are not text
         raise error(f"cannot read {what} {path}: {cause}") from cause
     if text is None:
         raise error(

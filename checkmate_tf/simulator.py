@@ -1,4 +1,4 @@
-"""Simulates schedules: this is the one authority on what a schedule costs and how much memory it takes."""
+"""Simulates schedules. Nothing else in the package computes the cost or the memory of a schedule."""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +10,19 @@ from checkmate_tf.schedule import Retention, Schedule, check_positions, find_ret
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulation gives the memory and the cost of one schedule.
+    """The memory and the cost of one schedule.
 
-    `memory_bytes`: in use at each position, int64 [num_positions]: resident bytes, every value retained across it or
-    used by its node, the node's outputs and its workspace.
+    Args:
+        memory_bytes: memory in use at each position, int64 [num_positions]: resident bytes, every value that is
+            retained across the position or that its node uses, the node's outputs and its workspace.
+        cost: total cost, in the graph's `cost_unit`.
+        baseline_cost: cost of computing every node once.
+
+    Example:
+
+    >>> simulation = Simulation(np.array([10, 30, 20]), cost=4, baseline_cost=3)
+    >>> simulation.peak_bytes, simulation.peak_position, round(simulation.overhead, 2)
+    (30, 1, 0.33)
     """
 
     memory_bytes: np.ndarray
@@ -32,27 +41,37 @@ class Simulation:
 
     @property
     def overhead(self) -> float:
-        """Returns the cost over the cost of computing every node once, minus 1."""
+        """Returns the cost divided by the cost of computing every node once, minus 1."""
         return self.cost / self.baseline_cost - 1 if self.baseline_cost else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PeakBound:
-    """A peak bound is what the node that needs most memory needs at its least: no schedule has a lower peak."""
+    """A lower bound on the peak of every schedule: the memory that the node with the largest need has to have."""
 
     node: int
     peak_bytes: int
 
 
 def simulate(graph: Graph, schedule: Schedule) -> Simulation:
-    """Simulates a schedule that passes `check_schedule`: its memory at each position, in bytes, and its total cost.
+    """Simulates a schedule: its memory at each position, in bytes, and its total cost.
 
-    Raises GraphError or ScheduleError for arguments that are no graph, or no positions of it.
+    The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate values of a node and
+    in-place outputs added. A fetched copy takes memory from its position on. If values are fetched, the cost is the
+    time at which the last position ends, while values are copied out and back beside the nodes (see `time_schedule`).
 
-    The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
-    values of a node and in-place outputs added. A fetched copy is there from its position on. Where values are fetched,
-    the cost is the time at which the last position ends, beside which values are copied out and back: see
-    `time_schedule`.
+    Args:
+        graph: the graph.
+        schedule: a schedule that passes `check_schedule`.
+
+    Returns:
+        The simulation.
+
+    Raises:
+        GraphError: if `graph` is not a graph.
+        ScheduleError: if `schedule` is not a schedule, or names nodes that are not in the graph.
+
+    Example:
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1)
@@ -73,13 +92,13 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     memory -= _count_taken_over_bytes(graph, order, intervals, schedule)
     if schedule.fetches:
         return Simulation(memory, time_schedule(graph, schedule).end[-1], graph.baseline_cost)
-    cost = sum(graph.costs[order].tolist())  # a long schedule's may exceed 64 bits
+    cost = sum(graph.costs[order].tolist())  # the sum for a long schedule may exceed 64 bits
     return Simulation(memory, cost, graph.baseline_cost)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer copies a value out of the device's memory or, where `is_fetch`, back; times are in the cost unit."""
+    """A copy of a value out of the device's memory or, with `is_fetch`, back. Times are in the cost unit."""
 
     value: int
     is_fetch: bool
@@ -89,7 +108,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Timing:
-    """A timing says when each position of a schedule begins and ends, [num_positions], and when values are copied."""
+    """The beginning and the end of each position of a schedule, [num_positions], and of each transfer."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -97,26 +116,26 @@ class Timing:
 
     @property
     def waiting(self) -> int:
-        """Sums the time during which no node runs, because one waits for a transfer."""
+        """Returns the time during which no node runs because one waits for a transfer."""
         return self.end[-1] - sum(end - begin for begin, end in zip(self.begin, self.end, strict=True))
 
     @property
     def hidden_share(self) -> float:
-        """Gives the part of the copying during which nodes run; 1 where nothing is copied."""
+        """Returns the share of the copying during which nodes run; 1 if nothing is copied."""
         copying = sum(one.end - one.begin for one in self.transfers)
         return 1 - min(self.waiting / copying, 1) if copying else 1.0
 
 
 def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
-    """Times the positions of a schedule that passes `check_schedule`, and its transfers.
+    """Returns the times of the positions and transfers of a schedule that passes `check_schedule`.
 
-    Nodes run one after the other. Beside them there is one lane out and one lane back, which each copy one value at a
-    time, in the order in which the copies are asked for:
+    Nodes run one after the other. Beside them, there is one lane out and one lane back. Each lane copies one value at a
+    time, in the order of the requests:
 
-    - A value that is fetched is copied out once, from the end of its first computation on; several values of a node in
-      the order of its outputs. Where its first copy is last held (see `Schedule.offloads`), the next position waits for
-      the end of that, and so does one that writes over the copy.
-    - A fetch begins when its position could, and the value has been copied out. The first position that reads the
+    - A fetched value is copied out once, from the end of its first computation on. Several values of a node are copied
+      out in the order of its outputs. At the end of the first copy's interval (see `Schedule.offloads`), the next
+      position waits until the value is out, and so does a position that writes over the copy.
+    - A fetch begins when its position could begin and the value has been copied out. The first position that reads the
       fetched copy waits for it.
 
     >>> from checkmate_tf.graph import Node, Value
@@ -156,15 +175,16 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
             start = max(now, lane_out)
             out_end[value] = lane_out = start + int(graph.values[value].offload_cost or 0)
             transfers.append(Transfer(value, False, start, lane_out))
-    end[-1] = max([now, *ready.values()])  # outputs of the graph that were fetched for the end
+    end[-1] = max([now, *ready.values()])  # including graph outputs that are fetched for the end
     return Timing(tuple(begin), tuple(end), tuple(transfers))
 
 
 def find_storage(graph: Graph, schedule: Schedule) -> Retention:
-    """Finds the retention intervals with the storage that each copy takes of its own.
+    """Returns the retention intervals during which each copy has storage of its own.
 
-    A copy whose storage the output of an in-place node takes over ends one position before that node: with resident
-    bytes and the workspace, the copies that are there at a position add up to the memory that `simulate` gives.
+    If the output of an in-place node takes over a copy's storage, the interval of the copy ends one position before
+    that node. Together with resident bytes and workspace, the copies at a position then add up to the memory of
+    `simulate`.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1, inplace=True)
@@ -182,10 +202,10 @@ def find_storage(graph: Graph, schedule: Schedule) -> Retention:
 
 
 def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
-    """Finds, for each position, the first one that may still run beside it, int64 [num_positions]; ascending.
+    """Returns, for each position, the first one that may still run beside it, int64 [num_positions], ascending.
 
-    Whatever is computed and freed meanwhile: all that the positions from that one on hold, together, keeps within the
-    schedule's peak. A position takes over an input's storage only where no other reader may still run. For schedules
+    All values that are held from that position on, together, stay within the schedule's peak, whatever is computed and
+    freed in between. A position takes over an input's storage only if no other reader can still run. For schedules
     without fetches.
     """
     order = np.asarray(schedule.order, dtype=np.int64)
@@ -197,7 +217,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
-    # The saving of these positions counts once the position that is the key has ended.
+    # The key is a position. The saving of the positions under it counts once that position has ended.
     enabled: dict[int, list[int]] = {}
     others = _find_other_readers(graph, schedule, intervals)
     first = np.zeros(len(order), dtype=np.int64)
@@ -216,7 +236,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
 
 
 def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Finds where, before each in-place node, what it takes over is last read, -1 for nowhere, [num_positions]."""
+    """Returns the last other reader of the input that each in-place node takes over, -1 if none, [num_positions]."""
     copy_at = {
         (value, start): copy
         for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
@@ -237,7 +257,7 @@ def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) 
 
 
 def find_offload_ends(graph: Graph, schedule: Schedule) -> dict[int, int]:
-    """Finds for each value that is fetched the position with whose end it has to be copied out, at the latest."""
+    """Returns, for each fetched value, the position by whose end it has to be copied out."""
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = find_retention(graph, schedule)
     taken = _may_be_taken_over(graph, order, intervals, schedule)
@@ -258,7 +278,7 @@ def simulate_stock(graph: Graph) -> Simulation:
 
 
 def find_peak_bound(graph: Graph) -> PeakBound:
-    """Finds a lower bound on the peak of every schedule, in any order, and the node that sets it."""
+    """Returns a lower bound on the peak of every schedule, in any order, and the node with that need."""
     needed = find_node_bytes(graph)
     node, at_end = int(needed.argmax()), int(graph.sizes_bytes[list(graph.outputs)].sum())
     if at_end >= needed[node]:
@@ -276,7 +296,7 @@ def find_node_bytes(graph: Graph) -> np.ndarray:
 
 
 def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
-    """Counts the bytes of inputs whose storage the first output of an in-place node takes over, [num_positions]."""
+    """Returns the bytes of inputs whose storage the first output of an in-place node takes over, [num_positions]."""
     saved = np.zeros(len(order), dtype=np.int64)
     taken = _may_be_taken_over(graph, order, intervals, schedule)
     saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]
@@ -284,11 +304,11 @@ def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retentio
 
 
 def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
-    """Returns which copies die where an in-place node runs whose first output has their size, bool [num_copies]."""
+    """Returns which copies end at an in-place node whose first output has their size, bool [num_copies]."""
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
     # A graph output is held at the last position whether or not that position reads it.
     dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))
-    # What is held up to a position that does not read it is not written over there.
+    # A position does not write over a copy that is held up to it but that it does not read.
     for position, value in schedule.offloads:
         if value not in graph.nodes[schedule.order[position]].inputs:
             dies &= (intervals.value != value) | (intervals.end != position)

@@ -14,7 +14,7 @@ from checkmate_tf.solvers.base import Scheduled, Solution, Status
 
 
 def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
-    """Converts a solution to a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
+    """Converts a solution to a `checkmate-schedule/1` object. Without a schedule, the fields about it are None."""
     simulation, schedule = solution.simulation, solution.schedule or Schedule(())
     return {
         "format": SCHEDULE_FORMAT,
@@ -34,10 +34,10 @@ def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
 
 
 def solution_from_json(data: Any, graph: Graph) -> Solution:
-    """Converts a `checkmate-schedule/1` object to a solution for the graph that it was found for.
+    """Converts a `checkmate-schedule/1` object to a solution for the graph for which it was found.
 
-    The schedule is checked and simulated. Raises ScheduleError, which names the place, also where cost or peak are
-    others on this graph than those in the file.
+    The schedule is checked and simulated. Raises ScheduleError, which names the place, also if the cost or the peak on
+    this graph differs from the one in the file.
     """
     check_graph(graph)
     check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
@@ -65,7 +65,17 @@ def solution_from_json(data: Any, graph: Graph) -> Solution:
 
 
 def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
-    """Writes a schedule file, which `load_solution` reads, and `load_schedule` for the schedule alone.
+    """Writes a schedule file, which `load_solution` and `load_schedule` read.
+
+    Args:
+        solution: the result of `solve`.
+        graph: the graph for which it was found.
+        path: the file.
+
+    Raises:
+        SolverError: if `solution` is not a solution.
+
+    Example:
 
     >>> from checkmate_tf import Node, Value, load_schedule, solve
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
@@ -80,10 +90,19 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
 
 
 def load_solution(path: str | Path, graph: Graph) -> Solution:
-    """Reads the solution that `save_solution` wrote for a graph; the schedule is checked and simulated again.
+    """Reads a solution that `save_solution` wrote, and checks and simulates its schedule again.
 
-    The solver's `stats` are not in the file. Raises ScheduleError where the file is missing, not JSON or not a solution
-    for this graph.
+    Args:
+        path: the file.
+        graph: the graph for which it was found.
+
+    Returns:
+        The solution. The solver's `stats` are not in the file.
+
+    Raises:
+        ScheduleError: if the file is missing, not JSON or not a solution for this graph.
+
+    Example:
 
     >>> from checkmate_tf import Node, Value, solve
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))

@@ -1,8 +1,8 @@
-"""This is the only module that uses private names of TensorFlow: no other imports from
-`tensorflow.python` or `tensorflow.compiler`.
+"""Contains every use of private names of TensorFlow. No other module imports from `tensorflow.python` or
+`tensorflow.compiler`.
 
-Each does what the public interface does not offer; `tests/test_private_names.py` has a test of
-each, which says what breaks when TensorFlow changes it.
+Each function does something that the public interface does not offer. `tests/test_private_names.py` has a test of each,
+which says what breaks if TensorFlow changes it.
 """
 
 import inspect
@@ -80,22 +80,22 @@ __all__ = [
 
 XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
 
-# The release of TensorFlow in whose XLA the rules of `executors/xla/rules` were seen.
+# The release of TensorFlow whose XLA the rules of `executors/xla/rules` describe.
 XLA_RULES_RELEASE = "2.21"
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
-    """Calls a function on its flat arguments, however it nests them."""
+    """Calls a function on its flat arguments, regardless of their nesting."""
     return function._call_flat(list(arguments), function.captured_inputs)
 
 
 def get_creation_number(tensor: tf.Tensor) -> int:
-    """Returns a number that is larger for tensors that were made later."""
+    """Returns a number that is larger for tensors that were created later."""
     return tensor._id
 
 
 def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
-    """Finds the definition of a function known to `graph` or an outer one; None for an unknown name."""
+    """Returns the definition of a function known to `graph` or an outer one; None for an unknown name."""
     current = graph
     while current is not None:
         function = current._functions.get(name)
@@ -106,20 +106,20 @@ def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
 
 
 def hold_functions(graph: FuncGraph, source: FuncGraph) -> None:
-    """Holds the functions that a graph calls for as long as another one lives that calls them too.
+    """Keeps the functions that a graph calls alive as long as another graph that calls them.
 
-    TensorFlow forgets a function that was traced, such as the body of a loop, with the graph that it was traced in.
+    TensorFlow deletes a traced function, such as the body of a loop, together with the graph in which it was traced.
     """
     graph.held_functions = [*_list_held(graph), *_list_held(source), *source._functions.values()]
 
 
 def register_call(call: Any) -> str:
-    """Registers what operations of type `PyFunc` call; the token that they know it by. It lives as long as `call`."""
+    """Registers the function of operations of type `PyFunc`, and returns its token. It lives as long as `call`."""
     return script_ops._py_funcs.insert(call)
 
 
 def hold(graph: FuncGraph, held: Sequence[Any]) -> None:
-    """Holds objects for as long as a graph lives, or another one that calls it as `hold_functions` says."""
+    """Keeps objects alive as long as a graph, or another one that calls it (see `hold_functions`)."""
     graph.held_functions = [*_list_held(graph), *held]
 
 
@@ -128,7 +128,7 @@ def _list_held(graph: FuncGraph) -> list[Any]:
 
 
 def find_op_definition(op_type: str) -> OpDef | None:
-    """Finds what TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
+    """Returns TensorFlow's definition of a type of operation: attributes, statefulness; None for an unknown one."""
     return op_def_registry.get(op_type)
 
 
@@ -154,7 +154,7 @@ def get_loop_body(loop: tf.Operation) -> FuncGraph:
 
 
 def make_barrier(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor that XLA does not know to be the given one."""
+    """Returns an equal tensor that XLA does not recognize as the given one."""
     return gen_xla_ops.xla_optimization_barrier([tensor])[0]
 
 
@@ -175,7 +175,7 @@ def place_in_memory(tensor: tf.Tensor, memory: str) -> tf.Tensor:
 
 
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes the handle of a new, empty variable of a tensor's type and shape, outside of any graph."""
+    """Makes the handle of a new, empty variable with a tensor's type and shape, outside of any graph."""
     return resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
 
 
@@ -185,9 +185,7 @@ def get_replica_number(context: tf.distribute.ReplicaContext) -> int:
 
 
 def find_memory_limit(kind: str, index: str) -> int | None:
-    """Finds how many bytes TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such
-    device.
-    """
+    """Returns the bytes that TensorFlow may take on a device, such as "GPU" and "0"; None without such a device."""
     for local in device_lib.list_local_devices(get_session_config()):
         if local.name.endswith(f"{kind}:{index}"):
             return local.memory_limit
@@ -195,29 +193,30 @@ def find_memory_limit(kind: str, index: str) -> int | None:
 
 
 def get_session_config() -> Any:
-    """Returns the settings by which TensorFlow made its devices: which GPUs are visible, their limits; a ConfigProto.
+    """Returns the settings with which TensorFlow created its devices, a ConfigProto: visible GPUs and their limits.
 
-    By other settings a GPU would be another one, or be parted otherwise, and TensorFlow refuses that.
+    With other settings, a GPU would be another one, or divided differently, which TensorFlow refuses.
     """
     return context.context().config
 
 
 def has_onednn() -> bool:
-    """Returns whether oneDNN's kernels and its allocator are on."""
+    """Returns whether oneDNN's kernels and its allocator are enabled."""
     return _pywrap_util_port.IsMklEnabled()
 
 
 @dataclass(frozen=True)
 class DatasetStage:
-    """A stage of a tf.data pipeline yields elements of a spec; a shuffle buffer holds `num_shuffled` of them."""
+    """A stage of a tf.data pipeline, which yields elements of a spec. A shuffle buffer holds `num_shuffled` of them."""
 
     element_spec: Any
     num_shuffled: int
 
 
 def list_dataset_stages(iterator: Any) -> Iterator[DatasetStage]:
-    """Lists the stages of the pipeline that an iterator reads, each before those that it reads itself; none of an
-    iterator that is no tf.data.Iterator.
+    """Lists the stages of the pipeline behind an iterator, each before those that it reads itself.
+
+    Returns none for an iterator that is not a tf.data.Iterator.
     """
     waiting = [dataset for dataset in (getattr(iterator, "_dataset", None),) if dataset is not None]
     while waiting:
@@ -230,9 +229,9 @@ def list_dataset_stages(iterator: Any) -> Iterator[DatasetStage]:
 
 @contextmanager
 def keep_mode() -> Iterator[None]:
-    """Puts back what this thread's TensorFlow was in: eager mode, graphs, device, name scope, conversion by AutoGraph.
+    """Restores the mode of TensorFlow in this thread: eager mode, graphs, device, name scope, conversion by AutoGraph.
 
-    An interrupt that comes in the first or last line of one of TensorFlow's context managers leaves what that entered.
+    An interrupt in the first or last line of one of TensorFlow's context managers leaves the mode that it entered.
     """
     eager, stacks = context.context(), [ops._default_graph_stack.stack, context.context().context_switches.stack]
     stacks.append(ag_ctx._control_ctx())
@@ -249,18 +248,18 @@ def keep_mode() -> Iterator[None]:
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:
-    """Traces a `tf.function`; what it gives can be forgotten, with all that was traced.
+    """Traces a `tf.function`. The result, and everything that was traced, can be garbage-collected.
 
-    TensorFlow's registry holds for good what `tf.custom_gradient` registers in a trace, and the whole graph through it:
-    each trace of a Keras optimizer leaves one there. Here the graph holds its own gradients, and the registry finds
-    them in it for as long as it lives.
+    TensorFlow's registry keeps everything that `tf.custom_gradient` registers in a trace, and through it the whole
+    graph. Each trace of a Keras optimizer registers one. Here, the graph holds its own gradients, and the registry
+    finds them in the graph as long as that lives.
     """
     registered = ops.gradient_registry._registry
     before = set(registered)
     try:
         concrete = function.get_concrete_function(*specs)
     except SystemError as error:
-        # TensorFlow trips over the operation that an interrupt left without its outputs.
+        # An interrupt may leave an operation without its outputs, on which TensorFlow fails.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
         raise

@@ -156,14 +156,14 @@ def page() -> str:
 
 _PAGE = """# Architectures of keras.applications
 
-Written by `python -m experiments.pages architectures.md` from `architectures.csv`, which
-`python -m experiments.architectures` measures: the time to trace a training step, to extract its graph, to solve that
-for a budget, and to emit the step anew. Seconds are CPU seconds of the process, but for the solver, whose seconds are
-the clock's. The budget is a share of the stock step's peak, which is in MiB.
+Written by `python -m experiments.pages architectures.md` from `architectures.csv`, which `python -m
+experiments.architectures` measures: the times to trace a training step, extract its graph, solve it for a budget, and
+emit the new step. The solver's seconds are by the clock, and all others are CPU seconds of the process. The budget is a
+share of the stock step's peak, which is in MiB.
 
-Where weights and gradients are most of the peak, no schedule may keep to 70 %. The row then has the least budget that
-a schedule was found for, and the bound below which there is none; where the number of weights allows it, a second row
-has images twice as large.
+If weights and gradients are most of the peak, there may be no schedule within 70 %. The row then shows the least budget
+for which a schedule was found, and a lower bound on it. If the number of weights allows it, a second row has images
+twice as large.
 
 {table}
 

@@ -118,15 +118,19 @@ def points(graphs: Sequence[str], time_limit_s: float) -> list[Point]:
 
 _HEAD = """# The papers' methods as published, beside ours
 
-Written by `python -m experiments.pages as_published.md` from `as_published.csv`; measured by
-`python -m experiments.as_published`. Graphs are the layer graphs of `experiments/graphs`; budgets are in percent of the
-peak without rematerialization in the input order. "As published" is what `paper()` of each solver gives: no schedule to
-begin with, no cutoff, no tighter rows, nothing presolved or pruned. "Default" is the solver of that name as this
-package has it, and `auto` what a user gets who names none. All have the same machine and time limit, and `auto` alone
-has more than one process. A method that overruns its limit is charged its time, loading what Numba compiled included.
-Overhead and its proved lower bound are in percent of the cost without rematerialization; a bound of 0 is no more than
-that every node is computed once. Nodes that only move data cost nothing in these graphs, so an overhead of 0 may still
-recompute some. FastSA stops its groups at the budget, so at loose budgets it needs a part of the time only.
+Written by `python -m experiments.pages as_published.md` from `as_published.csv`; measured by `python -m
+experiments.as_published`. Graphs are the layer graphs of `experiments/graphs`, and budgets are in percent of the peak
+without rematerialization in the input order.
+
+"As published" is the solver that `paper()` of each class returns: without a starting schedule, cutoff, tighter rows,
+presolve or pruning. "Default" is the solver of that name with its default options, and `auto` the solver that runs if
+none is named. All run on the same machine within the same time limit, and only `auto` has more than one process. The
+time includes loading compiled code, and any time beyond the limit.
+
+Overhead and its proved lower bound are in percent of the cost without rematerialization. A bound of 0 states only that
+every node is computed once. Nodes that only move data cost nothing in these graphs, so a schedule with an overhead of 0
+may still recompute some. FastSA ends the annealing of groups at the budget, so it needs only a part of the time for
+loose budgets.
 """
 
 
@@ -137,8 +141,8 @@ def page() -> str:
     limits = ", ".join(sorted({row["time_limit_s"] for row in rows}))
     return "\n".join([
         _HEAD,
-        f"The time limit is {limits} s. The machine's load when a run began was {loads[0]:.1f} to {loads[-1]:.1f}: with"
-        " other work beside it, a method had a part of a core, and would find more on a quiet machine.\n",
+        f"The time limit is {limits} s. The machine's load when a run began was {loads[0]:.1f} to {loads[-1]:.1f}. With"
+        " other processes beside it, a method had only a part of a core. It would find more on a quiet machine.\n",
         "## In short\n", _summary(rows), "",
         "## Every run\n", *_runs(rows),
         "## Sizes of the programs (MOCCASIN, Table 1)\n",

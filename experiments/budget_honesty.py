@@ -299,9 +299,9 @@ def summary(rows: Sequence[Row]) -> str:
     above = sum(share > 1 + TOLERANCE for share in shares)
     return (
         f"{sum(int(row['steps']) for row in ran)} steps of {len({row['model'] for row in ran})} models within "
-        f"{len(ran)} budgets; number of budgets that were refused: {refused}. "
+        f"{len(ran)} budgets. Planning refused {refused} further budgets. "
         f"The highest peak is {highest:.1%} of its budget ({shares[highest]['model']}, {shares[highest]['budget']}); "
-        f"{above} of the budgets were passed by more than {TOLERANCE:.0%}."
+        f"steps exceed {above} of the budgets by more than {TOLERANCE:.0%}."
     )
 
 
@@ -311,18 +311,17 @@ def page() -> str:
     return _PAGE.format(summary=summary(rows), table=table(rows), made_with=made_with(rows))
 
 
-_PAGE = """# Whether steps keep to the budget
+_PAGE = """# Whether steps stay within the budget
 
 Written by `python -m experiments.pages budget_honesty.md` from `budget_honesty.csv`, which
 `python -m experiments.budget_honesty` measures. {summary}
 
-Each line is a process: `fit` in rounds, with `evaluate` and `predict` after each round, where the model has them.
-First, last, highest, after inference: peaks of steps of `fit` over the budget, all that the allocator held less the
-data that `fit` holds beside the batches of the budget; the last but one is of all steps, the last one of the first ten
-steps after each `evaluate` and `predict`. The columns with a plus say what the process took more after the last round
-than after the first: in tensors, in the system's memory, in threads and in open files. The budget "stock" is stock
-training.
-
+Each line is one process, which runs `fit` in rounds, with `evaluate` and `predict` after each round if the model has
+them. "First", "last", "highest" and "after inference" are peaks of steps of `fit` divided by the budget. A peak is all
+memory that the allocator held, less the data that `fit` holds in addition to the batches of the budget. "Highest"
+covers all steps, and "after inference" the first ten steps after each `evaluate` and `predict`. The columns with a plus
+show how much more the process held after the last round than after the first: in tensors, in the system's memory, in
+threads and in open files. The budget "stock" is stock training.
 ```text
 {table}
 ```

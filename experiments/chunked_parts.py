@@ -17,6 +17,15 @@ RESULTS = RESULTS_FOLDER / "chunked_parts.csv"
 PARTS = ("loss", "feed-forward", "attention")
 COLUMNS = ("model", "part", "num_found", "num_chunked", "num_rows", "reason")
 _SHOWN_LENGTH = 160
+_NOTES = (
+    "DeBERTa gathers scores by the distance of query and key. TensorFlow computes the gradient of that as one sum by "
+    "segments (`UnsortedSegmentSum`) over all entries, queries and distances.",
+    "T5's layers share one bias, which is as large as the scores of a layer. Its gradient adds up those of all layers, "
+    "so no layer's attention is independent of the others.",
+    "`Split` and `Unpack` take queries, keys and values, or scales and shifts, from one product. Other operations read "
+    "all rows of the parts, which together are as large as the product. Chunks of it would save nothing.",
+    "SegFormer's convolution mixes tokens between the products of a feed-forward block.",
+)
 
 
 def points(names: Iterable[str]) -> list[Point]:
@@ -73,15 +82,19 @@ def page() -> str:
     """The table of all models."""
     rows = read_rows(RESULTS)
     lines = [
-        "# What is computed in chunks of rows, in KerasHub's models",
+        "# Parts of KerasHub's models that are computed in chunks of rows",
         "",
-        "Each model is small, with a batch of 8. A cell counts the products whose results are wider than what they "
-        "read, and how many of them `chunk_loss` and `chunk_rows` compute in chunks. `python -m "
-        "experiments.chunked_parts` traces each step; nothing runs.",
+        "Each model is small, with a batch of 8. A cell counts the products whose results are wider than their "
+        "inputs, and how many of them `chunk_loss` and `chunk_rows` compute in chunks. `python -m "
+        "experiments.chunked_parts` traces each step, and runs nothing.",
         "",
         f"| model | {' | '.join(PARTS)} | why not |",
         f"|{'---|' * (len(PARTS) + 2)}",
         *_list_lines(rows),
+        "",
+        "Why these stay whole:",
+        "",
+        *(f"- {note}" for note in _NOTES),
         "",
         made_with(rows),
         "",

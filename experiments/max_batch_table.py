@@ -139,11 +139,11 @@ def page() -> str:
 
 _PAGE = """# The largest batch within 2 GiB
 
-Written by `python -m experiments.pages max_batch.md` from `max_batch.csv`, which
-`python -m experiments.max_batch_table` measures. "Stock" and "ours" are the largest numbers of rows whose steps ran
-within the budget, and "beyond" is what the next number of rows did. The peak is the allocator's. Images a second are
-those of each at its own largest batch; the overhead is predicted. Solves and runs are those of the search, and seconds
-are its whole time.
+Written by `python -m experiments.pages max_batch.md` from `max_batch.csv`, which `python -m
+experiments.max_batch_table` measures. "Stock" and "ours" are the largest numbers of rows whose steps ran within the
+budget, and "beyond" is the result with the next number of rows. The peak is the allocator's. Images per second are
+those of each at its own largest batch, and the overhead is predicted. Solves and runs are those of the search, and
+seconds are its total time.
 
 ```text
 {table}

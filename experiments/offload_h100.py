@@ -148,9 +148,10 @@ def section() -> list[str]:
         "",
         "`python -m experiments.offload_h100`, kept in `offload_h100.csv`",
         "",
-        "Predicted overheads of op-level graphs, none of which ran. A node costs what a roofline of the H100 says, a "
-        "copy its bytes at 50 GB/s each way and 10 µs. Budgets are shares of what the stock step takes beside weights "
-        f"and batch (batch sizes: {batches}). A solver had {' or '.join(sorted(limit_s))} s for each budget. A dash "
+        "These are predicted overheads of op-level graphs; nothing ran. A node costs its time on a roofline of "
+        "the H100, and a copy 10 µs plus its bytes at 50 GB/s each way. Budgets are shares of the stock step's memory "
+        f"beside weights and batch (batch sizes: {batches}). A solver had {' or '.join(sorted(limit_s))} s for each "
+        "budget. A dash "
         "means that no schedule was found.",
         "",
         table(rows),

@@ -245,11 +245,11 @@ def page() -> str:
             "",
             "`python -m experiments.offloading`, kept in `offloading.csv`",
             "",
-            "Each row is a fresh process that trains on one batch: the stock step, the plan of the least budget that "
-            "recomputation alone is known to keep to, and a plan for a budget below that with values in files. Peaks "
-            "are the highest of all steps. Times are medians of steps, over that of the stock step. Other processes "
-            "shared the machine, so that measured times say nothing. VmHWM counts all of the process, with TensorFlow "
-            "itself and what tracing and rewriting the step take.",
+            "Each row is a new process that trains on one batch: the stock step, the plan of the least budget known to "
+            "work by recomputation alone, and a plan for a lower budget with values in files. Peaks are the highest of "
+            "all steps. Times are medians of steps, divided by that of the stock step. Other processes shared the "
+            "machine, so measured times are not meaningful. VmHWM counts the whole process, including TensorFlow, and "
+            "the memory for tracing and rewriting the step.",
             "",
             table(rows),
             "",

@@ -139,9 +139,9 @@ _PAGE = """# Peaks and step times, model by budget
 
 Written by `python -m experiments.pages peak_table.md` from `peak_table.csv`, which `python -m experiments.peak_table`
 measures. Budgets are shares of the stock step's peak in the same process. Peaks are in MiB, by the allocator, of whole
-steps through `train_on_batch` ("measured") and through `fit` on a dataset; "above" is the highest of those measured
-over the budget. The overhead is predicted; the time ratio is that of measured step times over stock's. What an empty
-cell is for was not measured.
+steps through `train_on_batch` ("measured") and through `fit` on a dataset. "Above" is the highest measured peak divided
+by the budget. The overhead is predicted. The time ratio is the measured step time divided by that of the stock step. An
+empty cell was not measured.
 
 ```text
 {table}

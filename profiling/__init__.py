@@ -1,1 +1,1 @@
-"""Profiling finds costs, workspace and memory of a training graph's nodes on the device that will run them."""
+"""Finds costs, workspace and memory of a training graph's nodes on the device that will run them."""

@@ -1,8 +1,8 @@
-"""Keeps measurements on disk, in one sqlite file for every device, TensorFlow version and driver.
+"""Keeps measurements on disk, in one SQLite file for all devices, TensorFlow versions and drivers.
 
-Each measurement is committed as it is made, under sqlite's write lock: a process that is killed loses nothing, the lock
-goes with it, and two processes neither measure one signature twice nor disturb each other's timings. The file is only
-a help: whatever is wrong with it, or with the disk, planning goes on with measurements kept in memory.
+Each measurement is committed as it is made, under SQLite's write lock. A process that is killed loses no measurement
+and releases the lock. Two processes neither measure one signature twice nor disturb each other's timings. Planning does
+not depend on the file: if it or the disk fails, measurements are kept in memory.
 """
 
 import os
@@ -21,9 +21,9 @@ from platformdirs import user_cache_path
 
 from checkmate_tf.user_warnings import warn
 
-_APPLICATION_ID = 0x434B4D54  # "CKMT": tells our files from foreign ones.
+_APPLICATION_ID = 0x434B4D54  # "CKMT", which identifies our files.
 _FORMAT = 2
-# A process that measures one node has the file for a second or two.
+# A process that measures one node holds the file for a second or two.
 _LOOK_S = 0.5
 _NOTICE_S = 3.0
 _PATIENCE_S = 30.0
@@ -31,7 +31,7 @@ _SOME_HOLDER = "another process (which is measuring, or was stopped while it did
 # A damaged or foreign file must not make this process take much memory.
 _LARGEST_FILE_BYTES = 256 << 20
 _LARGEST_ROW_BYTES = 1 << 20
-# The checks hold for what is written, and `PRAGMA quick_check` tells where they do not hold for what is read.
+# SQLite enforces the checks when rows are written, and `PRAGMA quick_check` reports rows that violate them.
 _CREATE = """
 CREATE TABLE measurements (
     device TEXT NOT NULL, tensorflow TEXT NOT NULL, driver TEXT NOT NULL, signature TEXT NOT NULL,
@@ -51,10 +51,10 @@ CREATE TABLE measurements (
 ) WITHOUT ROWID
 """.strip()
 _COLUMNS = "signature, op_types, cost_ns, relative_spread, repeats, workspace_bytes, measured_at_s"
-# Python raises the latter where sqlite's own message names what is damaged.
+# Python raises the latter if SQLite's own message quotes damaged bytes.
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)
 _WHERE = "device = ? AND tensorflow = ? AND driver = ?"
-# These say that the file cannot be used now, by this process; all others that something is wrong with the file.
+# These mean that this process cannot use the file now. All others mean that the file is damaged.
 _CIRCUMSTANCES = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_BUSY,
@@ -72,7 +72,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """A device key is what a measurement depends on besides the node: another of these means measuring again."""
+    """The conditions of a measurement besides the node. Under other conditions, a node is measured again."""
 
     device: str
     tensorflow: str
@@ -81,10 +81,10 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measurement is what one node signature took.
+    """The measurement of one node signature.
 
-    `cost_ns` is the median over `repeats`; `relative_spread` is half the interquartile range over the median.
-    `workspace_bytes` is None where the device does not report it.
+    `cost_ns` is the median over `repeats`, and `relative_spread` is half the interquartile range divided by the median.
+    `workspace_bytes` is None if the device does not report it.
     """
 
     signature: str
@@ -102,10 +102,10 @@ def get_default_cache_path() -> Path:
 
 
 class ProfileCache:
-    """A profile cache holds the measurements in one file. It is a context manager, and not for use by several threads.
+    """The measurements in one file: a context manager, for use by one thread.
 
-    A file that sqlite cannot read, or that is not a profile cache, is renamed, never overwritten, and a warning names
-    its new place. Where no file can be made or written, a warning says so once and measurements are kept in memory.
+    A file that SQLite cannot read, or that is not a profile cache, is renamed and never overwritten, and a warning
+    names its new place. If no file can be made or written, one warning says so, and measurements are kept in memory.
     """
 
     def __init__(self, path: Path | str | None = None):
@@ -124,13 +124,13 @@ class ProfileCache:
         self._connection.close()
 
     def load(self, key: DeviceKey) -> dict[str, Measurement]:
-        """Loads every measurement of one device, by signature."""
+        """Returns every measurement of one device, by signature."""
         statement = f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE}"
         rows = self._transact(lambda: self._execute(statement, astuple(key)), begin="BEGIN")
         return {row[0]: Measurement(*row) for row in rows}
 
     def count_by_device(self) -> dict[DeviceKey, int]:
-        """Counts the measurements of each device."""
+        """Returns the number of measurements of each device."""
         statement = "SELECT device, tensorflow, driver, COUNT(*) FROM measurements GROUP BY device, tensorflow, driver"
         rows = self._transact(lambda: self._execute(statement), begin="BEGIN")
         return {DeviceKey(*row[:3]): row[3] for row in rows}
@@ -138,9 +138,9 @@ class ProfileCache:
     def get_or_measure(
         self, key: DeviceKey, signature: str, measure: Callable[[], Measurement]
     ) -> tuple[Measurement, bool]:
-        """Returns the measurement of a signature and whether this call made it.
+        """Returns the measurement of a signature, and whether this call made it.
 
-        One process at a time measures with one cache file; the others wait, and find what it wrote.
+        One process at a time measures with one cache file. The others wait, and then find its measurement in the file.
         """
         statement = f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE} AND signature = ?"
         measure_once = cache(measure)
@@ -155,11 +155,11 @@ class ProfileCache:
         return self._transact(find)
 
     def add(self, key: DeviceKey, measurements: Sequence[Measurement]) -> int:
-        """Adds what was measured elsewhere and is not here yet. Gives how many were added."""
+        """Adds measurements from elsewhere that are not here yet. Returns the number of those added."""
         return self._transact(lambda: self._insert(key, measurements))
 
     def clear(self, key: DeviceKey | None = None) -> int:
-        """Removes the measurements of one device, or all of them. Gives how many there were."""
+        """Removes the measurements of one device, or all of them. Returns their number."""
 
         def remove() -> int:
             before = self._connection.total_changes
@@ -172,7 +172,7 @@ class ProfileCache:
         return self._transact(remove)
 
     def export(self) -> dict[str, Any]:
-        """Exports everything as a `checkmate-profile/1` object."""
+        """Returns all measurements as a `checkmate-profile/1` object."""
         return {
             "format": "checkmate-profile/1",
             "profiles": [
@@ -182,7 +182,7 @@ class ProfileCache:
         }
 
     def _insert(self, key: DeviceKey, measurements: Sequence[Measurement]) -> int:
-        """Inserts what is not there, and gives how many that were."""
+        """Inserts measurements that are not there yet, and returns their number."""
         before = self._connection.total_changes
         marks = ", ".join("?" * (3 + len(fields(Measurement))))
         for measurement in measurements:
@@ -193,7 +193,7 @@ class ProfileCache:
         return self._connection.total_changes - before
 
     def _transact(self, work: Callable[[], _Result], *, begin: str = "BEGIN IMMEDIATE") -> _Result:
-        """Does work in one transaction; where the file fails, in memory, as all work that follows, after a warning."""
+        """Does work in one transaction. If the file fails, it warns, and does this and all later work in memory."""
         if not self._is_in_memory:
             try:
                 return self._try_to_transact(work, begin)
@@ -208,7 +208,7 @@ class ProfileCache:
             result = work()
             self._execute("COMMIT")
         except BaseException:
-            with suppress(*_FAILURES):  # which has ended the transaction itself
+            with suppress(*_FAILURES):  # The failure has ended the transaction itself.
                 self._connection.rollback()
             raise
         return result
@@ -219,7 +219,7 @@ class ProfileCache:
     def _open(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Two processes that find one damaged file must not set aside each other's fresh one.
+            # Two processes that find a damaged file must not rename each other's new one.
             lock = FileLock(f"{self.path}.lock", timeout=_LOOK_S, mode=0o600)
             _acquire_patiently(lock, self.path)
             try:
@@ -236,7 +236,7 @@ class ProfileCache:
 
 
 def _connect_or_set_aside(path: Path) -> sqlite3.Connection:
-    # Where sqlite made the file, all users of the computer could read it.
+    # A file made by SQLite would be readable for all users of the computer.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     try:
         return _connect(path)
@@ -253,8 +253,8 @@ def _connect_or_set_aside(path: Path) -> sqlite3.Connection:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Raises one of _FAILURES when the file is damaged or not a profile cache."""
-    # The time is short, so that an interrupt is noticed while another process has the file.
+    """Opens the file. Raises one of _FAILURES if it is damaged or not a profile cache."""
+    # The time is short, so that an interrupt is noticed while another process holds the file.
     connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_ROW_BYTES)
@@ -267,7 +267,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the table of a new file, and checks any other without changing it."""
+    """Makes the table of a new file, and checks any other file without changing it."""
 
     def read(what: str) -> Any:
         return _execute_patiently(connection, path, what)[0][0]
@@ -287,23 +287,23 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     application_id, version = read("PRAGMA application_id"), read("PRAGMA user_version")
     if (application_id, version) != (_APPLICATION_ID, _FORMAT):
         raise sqlite3.DatabaseError(f"application {application_id:#x}, format {version}, is not a profile cache")
-    # One row more than there should be is enough to know.
+    # One row more than expected is enough to see that the tables differ.
     schema = _execute_patiently(connection, path, "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 2")
     if schema != [("table", "measurements", "measurements", _CREATE)]:
         raise sqlite3.DatabaseError("its tables are not those of a profile cache")
     damage = read("PRAGMA quick_check(1)")
     if damage != "ok":
         raise sqlite3.DatabaseError(damage)
-    deque(connection.execute("SELECT * FROM measurements"), maxlen=0)  # tells of rows that are too large
+    deque(connection.execute("SELECT * FROM measurements"), maxlen=0)  # raises if a row is too large
     connection.execute("PRAGMA query_only = OFF")
 
 
 def _execute_patiently(
     connection: sqlite3.Connection, path: Path, statement: str, parameters: tuple[Any, ...] = ()
 ) -> list[tuple[Any, ...]]:
-    """Runs a statement, for which another process may have to be waited for.
+    """Runs a statement, and waits for another process if necessary.
 
-    Raises one of _FAILURES where the file fails, and TimeoutError where that process holds it for too long.
+    Raises one of _FAILURES if the file fails, and TimeoutError if that process holds it for too long.
     """
     wait = _Wait(path, held=path)
     while True:
@@ -316,7 +316,7 @@ def _execute_patiently(
 
 
 def _acquire_patiently(lock: FileLock, path: Path) -> None:
-    """Acquires the lock on opening a cache. Raises TimeoutError where another process has it for too long."""
+    """Acquires the lock for opening a cache. Raises TimeoutError if another process holds it for too long."""
     wait = _Wait(path, held=Path(lock.lock_file))
     while True:
         try:
@@ -327,9 +327,10 @@ def _acquire_patiently(lock: FileLock, path: Path) -> None:
 
 
 class _Wait:
-    """A wait for another process that has a cache, of which `held` is the file that is locked.
+    """A wait for another process that holds a cache; `held` is the locked file.
 
-    It begins anew whenever something is written to the cache: several processes may take turns before this one.
+    The wait starts again whenever something is written to the cache, because several processes may take turns before
+    this one.
     """
 
     def __init__(self, path: Path, *, held: Path):
@@ -338,7 +339,7 @@ class _Wait:
         self._written_ns = self._find_last_write()
 
     def go_on(self) -> None:
-        """Warns, once, where the wait is for a process that was stopped. Raises TimeoutError where it is too long."""
+        """Warns once if the other process was stopped. Raises TimeoutError if the wait is too long."""
         written_ns = self._find_last_write()
         if written_ns != self._written_ns:
             self._began_s, self._written_ns = time.monotonic(), written_ns
@@ -347,7 +348,7 @@ class _Wait:
             raise TimeoutError(f"{_find_holder(self._held) or _SOME_HOLDER} has held it for {_PATIENCE_S:g} s")
         if waited_s > _NOTICE_S and not self._has_warned:
             holder = _find_holder(self._held)
-            if holder is None or not holder.is_stopped:  # it measures, as it should
+            if holder is None or not holder.is_stopped:  # It is measuring.
                 return
             warn(
                 f"profile cache {self._path} has been held for {_NOTICE_S:g} s by {holder}; waiting for it, up to "
@@ -360,13 +361,13 @@ class _Wait:
 
 
 def _get_code(error: Exception) -> int:
-    """Returns sqlite's primary error code; 0 for what sqlite did not raise itself."""
+    """Returns SQLite's primary error code; 0 for an error that SQLite did not raise itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 @dataclass(frozen=True)
 class _Holder:
-    """A process that holds a file locked; as text, what it does and what to do about it."""
+    """A process that holds a file locked. As text, it says what the process does and how to stop that."""
 
     process_id: str
     name: str
@@ -378,7 +379,7 @@ class _Holder:
 
 
 def _find_holder(path: Path) -> _Holder | None:
-    """Finds the process that holds a file locked; None where the system does not report it."""
+    """Returns the process that holds a file locked; None if the system does not report it."""
     with suppress(OSError, IndexError):
         place = f":{path.stat().st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():

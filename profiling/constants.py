@@ -1,4 +1,4 @@
-"""Finds the tensors whose values the graph alone tells: shapes, axes, paddings and what is computed from them."""
+"""Finds the tensors whose values follow from the graph alone: shapes, axes, paddings and numbers computed from them."""
 
 from collections.abc import Iterable
 
@@ -10,12 +10,12 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from checkmate_tf.tracing.observed import Observed
 
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-# Tensors of more elements count as data, whatever they hold.
+# Tensors with more elements count as data.
 _MAX_ELEMENTS = 4096
 
 
 class Constants:
-    """Constants holds the values that `evaluate` found, by tensor, and what was observed in a run."""
+    """The values that `evaluate` found, by tensor, and the values observed in a run."""
 
     def __init__(self, graph: tf.Graph, observed: Observed | None = None):
         self.observed = observed or Observed()
@@ -23,21 +23,19 @@ class Constants:
         self._values: dict[str, np.ndarray] = {}
 
     def get_value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """Returns the value of a tensor, [its shape]; None where it depends on data, or `evaluate` was not asked for
-        it.
-        """
+        """Returns the value of a tensor, [its shape]; None if it depends on data or was not evaluated."""
         value = self._values.get(tensor.name)
         return self.observed.values.get(tensor.name) if value is None else value
 
     def evaluate(self, tensors: Iterable[tf.Tensor]) -> None:
-        """Finds the values of those of `tensors` that depend on no data, all in one run."""
+        """Finds the values of those of `tensors` that do not depend on data, all in one run."""
         wanted = {tensor.name: tensor for tensor in tensors if tensor.op.name in self._known}
         wanted = {name: tensor for name, tensor in wanted.items() if name not in self._values}
         if not wanted:
             return
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._cut_graph_def(wanted.values()), name="")
-        # Optimizing the graph would take longer than running it, once.
+        # Optimizing the graph would take longer than the single run.
         rewrites = rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
         options = config_pb2.GraphOptions(rewrite_options=rewrites)
         config = config_pb2.ConfigProto(graph_options=options, device_count={"GPU": 0})
@@ -66,7 +64,7 @@ class Constants:
 
 
 def _find_derivable(graph: tf.Graph) -> set[str]:
-    """Finds the names of the operations that compute small tensors from constants and known shapes alone."""
+    """Returns the names of the operations that compute small tensors from constants and known shapes alone."""
     names: set[str] = set()
     for op in graph.get_operations():
         if op.type == "Const" or (op.type in _SHAPE_OPS and all(t.shape.is_fully_defined() for t in op.inputs)):
@@ -86,7 +84,7 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 
 def _make_shape_nodes(op: tf.Operation) -> list[tf.compat.v1.NodeDef]:
-    """Writes the operation as a constant; ShapeN, which may have several outputs, as an IdentityN of constants."""
+    """Returns the operation as a constant. A ShapeN with several outputs becomes an IdentityN of constants."""
     dtype = op.outputs[0].dtype
     values = [_find_shape_value(op.type, tensor, dtype) for tensor in op.inputs]
     if len(values) == 1:

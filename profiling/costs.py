@@ -1,4 +1,4 @@
-"""Defines cost models: each tells what computing each node of a training graph costs, behind one interface."""
+"""Defines cost models, each of which finds the cost of every node of a training graph, behind one interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,7 +21,7 @@ COST_MODEL_NAMES: tuple[str, ...] = get_args(CostModelName)
 
 @dataclass(frozen=True)
 class NodeCosts:
-    """Node costs are in `unit`, int [num_nodes]; `workspace_bytes`, [num_nodes], is None to leave the graph's own."""
+    """Costs in `unit`, int [num_nodes], and `workspace_bytes`, [num_nodes], or None to leave the graph's workspace."""
 
     unit: str
     costs: tuple[int, ...]
@@ -29,11 +29,21 @@ class NodeCosts:
 
 
 class CostModel(ABC):
-    """Returns the cost of every node of a training graph."""
+    """A source of costs. Subclasses find the cost of every node of a training graph.
+
+    Example:
+
+    >>> class TwoEach(CostModel):
+    ...     def find_node_costs(self, training_graph):
+    ...         return NodeCosts("node", (2,) * len(training_graph.graph.nodes))
+    >>> from checkmate_tf import Options
+    >>> isinstance(Options(costs=TwoEach()).costs, CostModel)
+    True
+    """
 
     @abstractmethod
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        """Finds the cost of every node."""
+        """Returns the cost of every node."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class UnitCosts(CostModel):
 
 @dataclass(frozen=True)
 class FlopsCosts(CostModel):
-    """A node costs its floating-point operations, from shapes alone: the same on every device."""
+    """A node costs its floating-point operations. They follow from shapes alone, and are the same on every device."""
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         nodes = range(len(training_graph.graph.nodes))
@@ -55,7 +65,7 @@ class FlopsCosts(CostModel):
 
 @dataclass(frozen=True)
 class RooflineCosts(CostModel):
-    """A node costs the longer of computing and moving, at the rates that a few runs measured on the device (cached)."""
+    """A node costs the longer of computing and moving its data, at rates measured on the device (cached)."""
 
     cache_path: Path | str | None = None
     device: str | None = None
@@ -67,13 +77,13 @@ class RooflineCosts(CostModel):
 
 @dataclass(frozen=True)
 class MeasuredCosts(CostModel):
-    """Each distinct node is timed on the device (Checkmate, section 4.10), and its workspace measured.
+    """Times each distinct node on the device (Checkmate, section 4.10), and measures its workspace.
 
-    Nodes that cannot run alone get what a roofline calibrated on the device says; a warning names them.
+    Nodes that cannot run alone get the estimate of a roofline calibrated on the device, and a warning names them.
 
     Args:
-        progress: shows a bar on standard error, where that is a terminal.
-        on_node: told, in the place of a bar, how many nodes were timed, of how many.
+        progress: whether to show a bar on standard error, if that is a terminal.
+        on_node: called, instead of a bar, with the number of nodes timed and their total.
     """
 
     cache_path: Path | str | None = None
@@ -101,7 +111,7 @@ class MeasuredCosts(CostModel):
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
         measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(
-            # Measured alone, a node cannot lie in an input's buffer.
+            # The output of a node that runs alone cannot lie in an input's buffer.
             max(node.workspace_bytes, needed or 0) if node.inplace or needed is None else needed
             for node, needed in zip(training_graph.graph.nodes, measured, strict=True)
         )
@@ -110,7 +120,7 @@ class MeasuredCosts(CostModel):
 
 @dataclass(frozen=True)
 class DeviceCosts(CostModel):
-    """A node costs what a device that is not here would take: a roofline of its maker's figures.
+    """A node costs its estimated time on a device that is not here, by a roofline of the manufacturer's figures.
 
     Args:
         device: a name in `devices.DEVICES`.
@@ -125,7 +135,7 @@ class DeviceCosts(CostModel):
 
 @dataclass(frozen=True)
 class ProfiledCosts(CostModel):
-    """A node costs what was measured of it on another device, by a file that `checkmate-tf profile export` printed."""
+    """A node costs its measured time on another device, from a file that `checkmate-tf profile export` printed."""
 
     path: Path | str
 
@@ -141,11 +151,11 @@ def make_cost_model(
     progress: bool = True,
     compiled: bool = False,
 ) -> CostModel:
-    """Makes the cost model of a name in COST_MODEL_NAMES, of a device in `devices.DEVICES`, or of a profile in a file.
+    """Returns the cost model of a name in COST_MODEL_NAMES, of a device in `devices.DEVICES`, or of a profile file.
 
     Args:
-        compiled: XLA compiles the step. "auto" then stands for a roofline, else for measured costs: timing what XLA
-            makes of each node takes as long as the rest of planning, and gives no faster steps.
+        compiled: whether XLA compiles the step. "auto" is a roofline if so, and measured costs otherwise. Timing the
+            code that XLA compiles for each node takes as long as the rest of planning, and leads to no faster steps.
 
     Raises ProfileError for any other name.
     """
@@ -180,13 +190,13 @@ def cost_training_graph(
     progress: bool = True,
     on_node: Callable[[int, int], None] | None = None,
 ) -> TrainingGraph:
-    """Sets the costs of a training graph by a cost model or its name and, where nodes are measured, their workspace.
+    """Returns a training graph with the costs of a cost model or its name and, if nodes are measured, their workspace.
 
     Args:
-        cache_path: of the profile cache, by default the file in the user's cache directory.
-        device: such as "CPU:0"; by default the first GPU, else the CPU.
-        progress: shows on standard error what is being measured.
-        on_node: told, in the place of a bar, how many nodes were timed, of how many.
+        cache_path: the profile cache; by default, the file in the user's cache directory.
+        device: a device such as "CPU:0"; by default, the first GPU, or the CPU.
+        progress: whether to show progress on standard error.
+        on_node: called, instead of a bar, with the number of nodes timed and their total.
 
     Raises ProfileError for an unknown name.
     """
@@ -198,7 +208,7 @@ def cost_training_graph(
 
 
 def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
-    """Sets the costs of a graph. Raises ProfileError where there is not one a node."""
+    """Returns a graph with other costs. Raises ProfileError unless there is one for each node."""
     if len(costs.costs) != len(graph.nodes):
         raise ProfileError(
             f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes; give one a node"
@@ -212,8 +222,9 @@ def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
 
 
 def estimate_roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
-    """Estimates by a roofline what every node costs, ns, [num_nodes]. Only values that leave the node count as
-    moved.
+    """Returns a roofline's estimate of the cost of every node, ns, [num_nodes].
+
+    Only values that leave the node count as moved.
     """
     graph = training_graph.graph
     costs = []

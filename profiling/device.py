@@ -1,4 +1,4 @@
-"""Describes the device that profiles are for: its name in TensorFlow and what its measurements are keyed by."""
+"""Describes the device that profiles are for: its name in TensorFlow, and the key of its measurements."""
 
 import os
 import platform
@@ -12,15 +12,14 @@ from checkmate_tf.tf_private import has_onednn
 
 
 def find_default_device() -> str:
-    """Finds the device that training runs on here: the first GPU, else the CPU."""
+    """Returns the device on which training runs here: the first GPU, or the CPU."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def make_device_key(device: str) -> DeviceKey:
     """Describes a device such as "CPU:0" by its model, its driver and the TensorFlow version.
 
-    The model of a CPU includes the threads that an operation may use; in place of a driver it has
-    its math library.
+    The model of a CPU includes the threads that an operation may use, and its math library stands in place of a driver.
     """
     if device.upper().lstrip("/").startswith("CPU"):
         return DeviceKey(
@@ -32,7 +31,7 @@ def make_device_key(device: str) -> DeviceKey:
 
 
 def find_physical_gpu(index: int) -> tf.config.PhysicalDevice:
-    """Finds the card that a logical GPU is on: invisible cards have none, and one that is parted has several."""
+    """Returns the card of a logical GPU. Invisible cards have no logical GPU, and a divided card has several."""
     logical = [
         gpu
         for gpu in tf.config.get_visible_devices("GPU")
@@ -55,7 +54,7 @@ def _count_threads() -> int:
 
 
 def _describe_onednn() -> str:
-    # On by default only where the processor has certain instructions; this asks what TensorFlow decided.
+    # By default, oneDNN is on only for some processors. This asks TensorFlow for its decision.
     return "on" if has_onednn() else "off"
 
 
@@ -67,9 +66,9 @@ def _read_nvidia_driver() -> str:
 
 
 def parse_nvidia_driver(text: str) -> str:
-    """Reads the version off "... Kernel Module  535.104.05 ..." or "... Open Kernel Module for x86_64  580.159.04 ...".
+    """Returns the version in the text in which NVIDIA's driver describes itself; "unknown" without one.
 
-    Returns "unknown" where the text has none.
+    Such a text is "... Kernel Module  535.104.05 ..." or "... Open Kernel Module for x86_64  580.159.04 ...".
     """
     found = re.search(r"Module\b.*?\s(\d+(?:\.\d+)+)", text)
     return found[1] if found else "unknown"

@@ -1,4 +1,4 @@
-"""Devices that are not here: what CUDA and their makers say of them, and the costs of nodes there.
+"""Describes devices that are not here: their properties in CUDA, their makers' figures, and the costs of nodes there.
 
 Costs come from a maker's figures, or from a profile that was exported on the device.
 """
@@ -20,27 +20,27 @@ from checkmate_tf.tracing.analytic_costs import count_op_flops, is_product
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 _PROFILE_FORMAT = "checkmate-profile/1"
-_FLOPS_PER_NS = 1000.0  # of one TFLOPS
-# From the start of one kernel to that of the next, where both are tiny.
+_FLOPS_PER_NS = 1000.0  # one TFLOPS
+# The time from the start of one tiny kernel to that of the next.
 _DISPATCH_NS = 2_000
 _HALF = (tf.float16, tf.bfloat16)
 
 
 @dataclass(frozen=True)
 class CudaProperties:
-    """These are the properties of a GPU as CUDA reports them, which XLA compiles by.
+    """The properties of a GPU as CUDA reports them. XLA compiles for these.
 
     Args:
-        name: as the driver writes it.
-        compute_capability: such as (9, 0).
-        memory_bytes: of the device.
-        num_cores: streaming multiprocessors.
-        units_per_core: that compute in float32.
-        threads_per_core: at most.
-        clock_ghz: the highest.
-        l2_bytes: of the cache that all cores share.
-        shared_bytes_per_core: of their own memory.
-        shared_bytes_per_block: that a kernel may ask for.
+        name: the name from the driver.
+        compute_capability: a pair such as (9, 0).
+        memory_bytes: memory of the device.
+        num_cores: number of streaming multiprocessors.
+        units_per_core: units of each that compute in float32.
+        threads_per_core: largest number of threads.
+        clock_ghz: highest clock rate.
+        l2_bytes: the cache that all cores share.
+        shared_bytes_per_core: shared memory of each core.
+        shared_bytes_per_block: shared memory that a kernel may request.
     """
 
     name: str
@@ -57,17 +57,17 @@ class CudaProperties:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """These are the rates of a device, as its maker states them: of dense products, without sparsity.
+    """The rates of a device as its maker states them, for dense products, without sparsity.
 
     Args:
-        name: as the maker writes it.
-        product_tflops: of products of float32. TensorFlow computes them in TF32 where a card has it.
-        half_tflops: of products of float16 and bfloat16.
-        vector_tflops: of all else.
-        gbytes_per_s: that move between the device and its memory.
-        host_gbytes_per_s: that move between this and the host's in one direction, by its PCIe bus.
-        source: of these figures.
-        cuda: its properties. Those of H100, A100 and V100 are also in XLA's own descriptions of these devices.
+        name: the maker's name of it.
+        product_tflops: rate of products of float32. TensorFlow computes them in TF32 if the card supports it.
+        half_tflops: rate of products of float16 and bfloat16.
+        vector_tflops: rate of all other operations.
+        gbytes_per_s: rate between the device and its memory.
+        host_gbytes_per_s: rate between the device's memory and the host's in one direction, over its PCIe bus.
+        source: source of these figures.
+        cuda: its properties. XLA's own descriptions of H100, A100 and V100 have the same ones.
     """
 
     name: str
@@ -80,7 +80,7 @@ class DeviceFigures:
     cuda: CudaProperties
 
     def estimate_cost_ns(self, training_graph: TrainingGraph, node: int) -> int:
-        """Estimates what a node costs, by a roofline."""
+        """Returns a roofline's estimate of the cost of a node."""
         ops = training_graph.get_node_ops(node)
         compute_ns = sum(count_op_flops(op) / (_FLOPS_PER_NS * self._find_tflops(op)) for op in ops)
         described = training_graph.graph.nodes[node]
@@ -128,16 +128,16 @@ DEVICES: Mapping[str, DeviceFigures] = MappingProxyType(
 
 
 def find_device(name: str) -> DeviceFigures:
-    """Finds a device by its name in `DEVICES`. Raises ProfileError for an unknown one."""
+    """Returns a device by its name in `DEVICES`. Raises ProfileError for an unknown one."""
     if not isinstance(name, str) or name not in DEVICES:
         raise ProfileError(f"device {quote(name)} is unknown; it must be one of {', '.join(DEVICES)}")
     return DEVICES[name]
 
 
 def load_profile(path: str | Path) -> dict[str, float]:
-    """Reads the profile that `checkmate-tf profile export` printed: the nanoseconds of each signature.
+    """Reads a profile that `checkmate-tf profile export` printed: the nanoseconds of each signature.
 
-    Raises ProfileError where the file is missing, is no profile, or has those of several devices.
+    Raises ProfileError if the file is missing, is not a profile, or has the profiles of several devices.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -158,9 +158,9 @@ def load_profile(path: str | Path) -> dict[str, float]:
 
 
 def find_profiled_costs(training_graph: TrainingGraph, stored: Mapping[str, float], *, source: Any) -> tuple[int, ...]:
-    """Finds what each node costs by a profile, [num_nodes]; nodes that it lacks cost a start.
+    """Returns the cost of each node from a profile, [num_nodes]. Nodes that are not in it cost the start of a kernel.
 
-    Raises ProfileError where it lacks most of the step.
+    Raises ProfileError if most of the step is not in it.
     """
     fragments = cut_node_fragments(training_graph)
     found = [stored.get(cut.signature) if isinstance(cut, Fragment) else None for cut in fragments]

@@ -1,9 +1,9 @@
-"""Measures how much memory a step takes: by the allocator's peak, and by the runtime's own allocation records.
+"""Measures the memory of a step, by the allocator's peak and by the runtime's own allocation records.
 
-The allocator of the CPU keeps statistics only while oneDNN is on (`TF_ENABLE_ONEDNN_OPTS=1` before TensorFlow
-is imported, the default only on newer CPUs), counts no allocation under 256 KiB, and counts chunks, which may be
-larger than what was asked for. The records tell every allocation that a kernel asks for, and need no support by
-the allocator; making them runs the step in a session of its own, on copies of its variables.
+TensorFlow's CPU allocator keeps statistics only when oneDNN is enabled (`TF_ENABLE_ONEDNN_OPTS=1` before TensorFlow is
+imported; the default only on newer CPUs). It does not count allocations under 256 KiB, and it counts chunks, which may
+be larger than the requests. The records contain every allocation that a kernel requests, and need no support by the
+allocator. Making them runs the step in a session of its own, on copies of its variables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,9 @@ from checkmate_tf.tf_private import get_session_config
 
 
 def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
-    """Measures the most bytes in use on the device while `run` runs, less those in use before; None where it does not
-    tell.
+    """Returns the most bytes in use on the device while `run` runs, less those in use before.
+
+    Returns None if the device does not report them.
     """
     before = reset_peak_bytes(device)
     if before is None:
@@ -31,7 +32,7 @@ def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CP
 
 
 def reset_peak_bytes(device: str) -> int | None:
-    """Begins a new peak on the device, and gives the bytes in use now; None where it does not report them."""
+    """Begins a new peak on the device, and returns the bytes in use now; None if the device does not report them."""
     try:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
@@ -41,15 +42,13 @@ def reset_peak_bytes(device: str) -> int | None:
 
 
 def read_peak_bytes(device: str) -> int:
-    """Reads the most bytes in use on the device since the peak was reset."""
+    """Returns the most bytes in use on the device since the peak was reset."""
     return int(tf.config.experimental.get_memory_info(device)["peak"])
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocation is one buffer that a kernel asked for: who, how much, and from when to when (None: until the
-    end).
-    """
+    """A buffer that a kernel requested: by whom, its size, and when it was allocated and freed (None: at the end)."""
 
     op: str
     size_bytes: int
@@ -58,7 +57,7 @@ class Allocation:
 
 
 def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
-    """Finds the most bytes that are alive at once. At one microsecond, frees count before allocations."""
+    """Returns the most bytes that are allocated at once. Within one microsecond, frees count before allocations."""
     events = [(a.start_us, 1, a.size_bytes) for a in allocations]
     events += [(a.end_us, 0, -a.size_bytes) for a in allocations if a.end_us is not None]
     changes = [change for _, _, change in sorted(events)]
@@ -68,16 +67,17 @@ def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
 def record_allocations(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> tuple[Allocation, ...]:
-    """Records every allocation of one run of a function on the device that training runs on, as the runtime tells them.
+    """Records every allocation of one run of a function, as the runtime reports them, on the device that training uses.
 
-    Arguments, captured tensors and variables are not among them. The run is a session's, on copies of the
-    variables, with the same graph optimizations and executor; nothing outside changes.
+    Arguments, captured tensors and variables are not among them. The function runs in a session, on copies of the
+    variables, with the same graph optimizations and executor, and changes nothing outside.
 
     Args:
         arguments: flat tensors for the function's own arguments.
-        warm: of the second run, for functions whose operations may run side by side: the first prepares kernels.
+        warm: record the second run, because the first prepares kernels. For functions whose operations may run side by
+            side.
 
-    Raises ProfileError when the function captures what cannot be copied, such as tables or generators.
+    Raises ProfileError if the function captures something that cannot be copied, such as tables or generators.
     """
     inputs = [*arguments, *function.captured_inputs]
     values = {
@@ -98,11 +98,11 @@ def record_allocations(
             if value.dtype != tf.resource and _exists(graph, placeholder.op.name)
         }
         fetches = [tensor.name for tensor in function.outputs if tensor.name not in feeds]
-        # A session keeps all results of a loop that it is told to run until the last one; a function does not.
+        # A session keeps all results of a loop that it runs directly until the last iteration. A function does not.
         with tf.control_dependencies([graph.get_operation_by_name(op.name) for op in function.graph.control_outputs]):
             target = tf.no_op()
-        # The graph is whole before the first run: TensorFlow warns of changes after it.
-        session.run(assigned, initial)  # at once: each run prepares the whole graph anew
+        # The graph is complete before the first run, because TensorFlow warns of later changes.
+        session.run(assigned, initial)  # all in one run, because each run prepares the whole graph again
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
         if warm:
@@ -114,8 +114,9 @@ def record_allocations(
 def record_peak_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> int:
-    """Finds the most bytes that one run of a function asks for and holds at once, beside arguments and captured
-    tensors.
+    """Returns the most bytes that one run of a function requests and holds at once.
+
+    Arguments and captured tensors do not count.
     """
     return find_allocation_peak_bytes(record_allocations(function, arguments, warm=warm))
 
@@ -123,7 +124,7 @@ def record_peak_bytes(
 def _import_body(
     function: tf.types.experimental.ConcreteFunction, values: Mapping[str, tf.Tensor]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Brings the body of a function into the default graph, on variables of its own; gives their handles and values."""
+    """Imports the body of a function into the default graph, on new variables. Returns their handles and values."""
     source: GraphDef = function.graph.as_graph_def()
     body = GraphDef(versions=source.versions, library=source.library)
     body.node.extend(definition for definition in source.node if definition.name not in values)
@@ -158,8 +159,8 @@ def _exists(graph: tf.Graph, name: str) -> bool:
 def read_allocations(stats: StepStats, device: str) -> tuple[Allocation, ...]:
     """Lists the allocations in the memory of a device, such as "GPU:0".
 
-    Records come in pairs: a kernel's allocations with positive sizes, and the release of each with the negative. A
-    kernel on a GPU also allocates in host memory: what copies go through, small integers.
+    Records come in pairs: a kernel's allocations with positive sizes, and the release of each with a negative one. A
+    kernel on a GPU also allocates host memory, for copies and for small integers.
     """
     found = []
     for part in stats.dev_stats:

@@ -1,7 +1,8 @@
-"""Simulates TensorFlow's pool of memory: how many bytes its chunks hold for a sequence of requests.
+"""Simulates TensorFlow's memory pool, to find how many bytes its chunks hold for a sequence of requests.
 
-The best-fit allocator with coalescing of tsl/framework/bfc_allocator.cc, which GPUs use, and CPUs for 256 KiB or more
-while oneDNN is on. A request gets the smallest free chunk that fits, and all of it unless it is twice as large.
+It is the best-fit allocator with coalescing of tsl/framework/bfc_allocator.cc. GPUs use it, and so do CPUs for 256 KiB
+or more if oneDNN is on. A request gets the smallest free chunk that fits. It gets all of the chunk unless that is twice
+as large.
 """
 
 from bisect import bisect_left, insort
@@ -17,9 +18,7 @@ _MAX_SLACK_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request asks for `size_bytes` for `owner`, or gives what it holds back to the pool where `size_bytes` is
-    None.
-    """
+    """A request of `size_bytes` for `owner`; if `size_bytes` is None, `owner` returns its memory to the pool."""
 
     owner: Hashable
     size_bytes: int | None
@@ -27,7 +26,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class _Chunk:
-    """A chunk is a piece of a region; neighbours are None at the region's ends."""
+    """A piece of a region. Neighbours are None at the region's ends."""
 
     size_bytes: int
     number: int
@@ -38,7 +37,7 @@ class _Chunk:
 
 @dataclass
 class _Pool:
-    """A pool serves requests as TensorFlow's allocator does."""
+    """A pool that serves requests as TensorFlow's allocator does."""
 
     region_bytes: int = _FIRST_REGION_BYTES
     free: list[tuple[int, int, _Chunk]] = field(default_factory=list)
@@ -48,7 +47,7 @@ class _Pool:
     peak_bytes: int = 0
 
     def take(self, owner: Hashable, size_bytes: int) -> None:
-        """Assigns an owner the smallest free chunk that fits, split where it is much too large."""
+        """Assigns the smallest free chunk that fits to an owner, and splits it if it is much too large."""
         size = -(-max(size_bytes, 1) // _ROUND_BYTES) * _ROUND_BYTES
         chunk = self.take_best(size) or self.add_region(size)
         if chunk.size_bytes >= 2 * size or chunk.size_bytes - size >= _MAX_SLACK_BYTES:
@@ -77,12 +76,12 @@ class _Pool:
         self.put(chunk)
 
     def take_best(self, size: int) -> _Chunk | None:
-        """Takes the smallest free chunk of at least this size off the free list; None where there is none."""
+        """Removes the smallest free chunk of at least this size from the free list and returns it; None without one."""
         position = bisect_left(self.free, (size, -1))
         return self.free.pop(position)[2] if position < len(self.free) else None
 
     def add_region(self, size: int) -> _Chunk:
-        """Adds a region that a chunk of this size fits in; regions double."""
+        """Adds a region in which a chunk of this size fits. Regions double in size."""
         doubled = False
         while size > self.region_bytes:
             self.region_bytes, doubled = 2 * self.region_bytes, True
@@ -106,7 +105,7 @@ class _Pool:
         insort(self.free, (chunk.size_bytes, chunk.number, chunk))
 
     def drop(self, chunk: _Chunk) -> None:
-        """Takes a chunk off the free list."""
+        """Removes a chunk from the free list."""
         self.free.pop(bisect_left(self.free, (chunk.size_bytes, chunk.number)))
 
 
@@ -118,17 +117,18 @@ def simulate_pool_peak_bytes(
     reserved_bytes: int = 0,
     min_bytes: int = 0,
 ) -> int:
-    """Finds the most bytes in chunks in use at once beside what was there, the second time that a pool serves the
-    requests.
+    """Returns the most bytes in chunks in use at once, when a pool serves the requests for the second time.
 
-    Where variables and arguments lie decides which chunks are left, and so how much too large those in use are.
+    Memory in use before the requests does not count. The places of variables and arguments determine which chunks are
+    free, and therefore how much larger than the requests the chunks in use are.
 
     Args:
-        requests: owners are distinct while they hold; all give back at the end.
-        variables: bytes of each, in the order of creation; of random numbers, drawn, scaled and shifted.
+        requests: owners are distinct while they hold memory. All of it is returned at the end.
+        variables: bytes of each, in the order of creation. They are initialized with random numbers, which are drawn,
+            scaled and shifted.
         arguments: bytes of each, created after the variables.
-        reserved_bytes: taken and given back before the requests, so that one free chunk holds as much.
-        min_bytes: what is smaller is left out.
+        reserved_bytes: taken and returned before the requests, so that one free chunk has this size.
+        min_bytes: smaller requests are left out.
     """
     requests = list(requests)
     pool = _Pool()

@@ -1,4 +1,4 @@
-"""Measures every distinct node of a training graph once, and keeps what it measured."""
+"""Measures every distinct node of a training graph once, and keeps the measurements."""
 
 import sys
 import time
@@ -28,14 +28,14 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile holds the measurements of a training graph's nodes.
+    """The measurements of a training graph's nodes.
 
     Args:
         measurements: of each node, None for one that cannot run alone, [num_nodes].
         reasons: why a node could not be measured, by node.
-        num_signatures: distinct ones.
-        num_measured: of these, in this run; the others were in the cache.
-        took_s: that all this took.
+        num_signatures: number of distinct signatures.
+        num_measured: number of those measured in this run; the others were in the cache.
+        took_s: total time.
     """
 
     key: DeviceKey
@@ -55,14 +55,14 @@ def profile_graph(
     progress: bool = True,
     on_node: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Takes what the cache knows and measures the rest, on `device` or the one that training runs on.
+    """Takes the measurements in the cache, and measures the other nodes, on `device` or the one that training uses.
 
-    An interrupt (KeyboardInterrupt) passes through; what was measured until then is in the cache.
+    An interrupt (KeyboardInterrupt) passes through. Measurements made until then are in the cache.
 
     Args:
-        cache_path: by default the file in the user's cache directory.
-        progress: shows a bar with the time left on standard error, where that is a terminal.
-        on_node: told how many nodes were timed, of how many.
+        cache_path: by default, the file in the user's cache directory.
+        progress: whether to show a bar with the time left on standard error, if that is a terminal.
+        on_node: called with the number of nodes timed and their total.
     """
     fragments = cut_node_fragments(training_graph)
     return profile_fragments(
@@ -80,9 +80,9 @@ def profile_fragments(
     on_node: Callable[[int, int], None] | None = None,
     compiled: bool = False,
 ) -> Profile:
-    """Does what `profile_graph` does for the fragments of nodes, or of what XLA computes as one.
+    """Does the work of `profile_graph` for fragments, each of which is a node, or several that XLA computes as one.
 
-    `compiled` has XLA compile each, as a module of its own; what that takes is kept under a name of its own.
+    With `compiled`, XLA compiles each as a module of its own, and its measurement has a signature of its own.
     """
     start = time.perf_counter()
     device = device or find_default_device()
@@ -128,9 +128,9 @@ def profile_fragments(
 def cut_node_fragments(
     training_graph: TrainingGraph, nodes: Sequence[frozenset[int]] | None = None
 ) -> list[Fragment | ProfileError]:
-    """Cuts each node's operations out of the step, or says why that cannot be, [num_nodes].
+    """Cuts each node's operations out of the step, or says why that is impossible, [num_nodes].
 
-    Where sets of `nodes` are given, those of each set are cut out together, [num_sets].
+    If sets of `nodes` are given, the nodes of each set are cut out together, [num_sets].
     """
     sets = [frozenset((node,)) for node in range(len(training_graph.graph.nodes))] if nodes is None else nodes
     groups = [_add_views(training_graph, each) for each in sets]
@@ -160,7 +160,7 @@ def measure_fragment(
     options: TimingOptions = DEFAULT_OPTIONS,
     compiled: bool = False,
 ) -> Measurement:
-    """Runs a fragment on a device and gives what it takes; what XLA compiles has no workspace of its own."""
+    """Runs a fragment on a device and measures cost and workspace. A fragment compiled by XLA has none."""
     arguments = (inputs or RandomInputs(device)).make_arguments(fragment)
     single = build_fragment_function(fragment, device, compiled=compiled)
     single(*arguments)

@@ -1,6 +1,4 @@
-"""Estimates the time of a node by a roofline: from its floating-point operations and its bytes, at rates measured on
-the device.
-"""
+"""Estimates the time of a node by a roofline: from its floating-point operations and bytes, at measured rates."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,9 @@ _DISPATCH_SIZE = 16
 
 @dataclass(frozen=True)
 class Roofline:
-    """A roofline is what a device does at most, and the time that it takes to start an operation.
+    """The highest rates of a device, and the time that it takes to start an operation.
 
-    The model of Williams, Waterman and Patterson (2009), with the start added.
+    This is the model of Williams, Waterman and Patterson (2009), with the start added.
     """
 
     flops_per_ns: float
@@ -29,16 +27,14 @@ class Roofline:
     dispatch_ns: float
 
     def estimate_cost_ns(self, flops: float, moved_bytes: int, num_ops: int) -> float:
-        """Estimates the time of a node that computes `flops`, moves `moved_bytes` and consists of `num_ops`
-        operations.
-        """
+        """Returns the time of a node that computes `flops`, moves `moved_bytes` and has `num_ops` operations."""
         return max(flops / self.flops_per_ns, moved_bytes / self.bytes_per_ns) + num_ops * self.dispatch_ns
 
 
 def calibrate_roofline(*, cache_path: Path | str | None = None, device: str | None = None) -> Roofline:
-    """Finds the rates of a device from three runs: a large product of matrices, a large sum of vectors, and a tiny one.
+    """Measures the rates of a device in three runs: a large matrix product, a large sum of vectors, and a tiny one.
 
-    The runs are kept in the cache like those of any node.
+    The cache keeps these runs like those of any node.
     """
     device = device or find_default_device()
     key = make_device_key(device)

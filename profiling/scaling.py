@@ -1,6 +1,4 @@
-"""Predicts costs at batch sizes that were not measured: by a straight line a node through a few that were, with its
-error.
-"""
+"""Predicts costs at batch sizes that were not measured, by a straight line for each node, with the error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from checkmate_tf.profiling.costs import NodeCosts
 class BatchScaling:
     """The cost of a node is `fixed_ns + per_example_ns * batch_size`, both float [num_nodes], neither below 0.
 
-    `relative_error`: of the whole step's cost, the worst over the measured batch sizes when each in turn is predicted
-    from the others; sizes at the ends are extrapolated. `batch_sizes` are those measured, ascending.
+    `relative_error` is that of the whole step's cost: the largest over the measured batch sizes if each is predicted
+    from the others. Sizes at the ends are extrapolated. `batch_sizes` are the measured ones, in ascending order.
     """
 
     batch_sizes: tuple[int, ...]
@@ -26,7 +24,7 @@ class BatchScaling:
     relative_error: float
 
     def find_node_costs(self, batch_size: int) -> NodeCosts:
-        """Predicts the costs at a batch size. Raises ProfileError for one below 1."""
+        """Returns the predicted costs at a batch size. Raises ProfileError for one below 1."""
         if batch_size < 1:
             raise ProfileError(f"batch size {batch_size} is below 1; give a whole number of at least 1")
         costs = self.fixed_ns + self.per_example_ns * batch_size
@@ -36,14 +34,12 @@ class BatchScaling:
 def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
     """Fits lines through measured graphs of one model, by batch size.
 
-    Raises ProfileError for fewer than three sizes, which leave no error to state, costs that are not times, and graphs
-    whose nodes differ in number or kind.
+    Raises ProfileError for fewer than three sizes, from which no error can be estimated, for costs that are not times,
+    and for graphs whose nodes differ in number or kind.
     """
     sizes = tuple(sorted(graphs))
     if len(sizes) < 3:
-        raise ProfileError(
-            f"batch sizes {list(sizes)} are too few: measure at least three, which tell the error of a fit"
-        )
+        raise ProfileError(f"batch sizes {list(sizes)} are too few: measure at least three, to estimate the error")
     first = graphs[sizes[0]]
     for size in sizes:
         if graphs[size].cost_unit != "ns":

@@ -1,4 +1,4 @@
-"""Cuts nodes out of the training step as fragments, and gives each the signature that tells it apart."""
+"""Cuts nodes out of the training step as fragments, and gives each a signature. Equal nodes have equal signatures."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,17 +15,17 @@ from checkmate_tf.tf_private import get_resource_handle_data
 from checkmate_tf.tracing.layout import keep_layout, may_change_layout
 from checkmate_tf.tracing.observed import Observed
 
-# These attributes hold names or what shape inference found, which change nothing about the computation.
+# These attributes hold names or inferred shapes, which do not change the computation.
 _IGNORED_ATTRIBUTES = frozenset({"_class", "_output_shapes", "_xla_inferred_shapes", "shared_name", "container"})
 _ID_LENGTH = 32
 
 
 @dataclass(frozen=True)
 class FragmentInput:
-    """A fragment input is a tensor that a fragment reads.
+    """A tensor that a fragment reads.
 
-    `constant` is its value where the graph alone tells it (shapes, axes, paddings), [shape]; otherwise any value will
-    do, an integer one below `limit`. A resource is a variable of this shape and dtype.
+    `constant` is its value if that follows from the graph alone (shapes, axes, paddings), [shape]. Otherwise any value
+    will do; an integer has to be below `limit`. A resource is a variable of this shape and dtype.
     """
 
     dtype: tf.DType
@@ -37,12 +37,11 @@ class FragmentInput:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A fragment holds the operations of one node, with names of their own: `n0`, `n1` ... read each other and `x0`,
-    `x1` ...
+    """The operations of one node, renamed: `n0`, `n1` ... are the operations, and `x0`, `x1` ... their inputs.
 
-    `heads` read nothing of the fragment, `tails` are read by nothing else of the fragment or also from outside it; both
-    are positions in `node_defs`. `outputs` are the tensors of the tails, (position, output). `functions` are what the
-    operations call.
+    `heads` read nothing of the fragment. Nothing else of the fragment reads `tails`, or something outside reads them,
+    too. Both are positions in `node_defs`. `outputs` are the tensors of the tails, (position, output). `functions` are
+    those that the operations call.
     """
 
     node_defs: tuple[node_def_pb2.NodeDef, ...]
@@ -55,19 +54,19 @@ class Fragment:
 
     @property
     def op_types(self) -> str:
-        """Names the types of the fragment's operations."""
+        """Returns the types of the fragment's operations."""
         return "+".join(node_def.op for node_def in self.node_defs)
 
 
 def cut_fragments(
     graph: tf.Graph, groups: Sequence[Sequence[tf.Operation]], observed: Observed | None = None
 ) -> list[Fragment | ProfileError]:
-    """Cuts each group of operations out of `graph`; each group is in an order in which it can run.
+    """Cuts each group of operations out of `graph`. Each group is in an order in which it can run.
 
-    `observed`: the shapes, and the values computed from shapes, that the graph leaves open.
+    `observed` are the shapes, and the values computed from shapes, that the graph leaves open.
 
-    In place of the fragment of a group that reads what cannot be made up (a variant, a tensor of unknown shape)
-    there is the ProfileError that says so.
+    If a group reads a tensor for which no value can be made up (a variant, a tensor of unknown shape), a ProfileError
+    that says so takes the place of its fragment.
     """
     constants = Constants(graph, observed)
     constants.evaluate(tensor for group in groups for op in group for tensor in op.inputs)
@@ -160,7 +159,7 @@ def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
 
 
 def _find_limit(reader: tf.Operation, slot: int, constants: Constants) -> int:
-    """Finds the limit below which integers are valid for input `slot` of `reader` (indices, labels)."""
+    """Returns the limit below which integers are valid for input `slot` of `reader` (indices, labels)."""
     observed = constants.observed
     match reader.type, slot:
         case "GatherV2", 1:
@@ -179,14 +178,14 @@ def _find_limit(reader: tf.Operation, slot: int, constants: Constants) -> int:
 
 
 class _Library:
-    """A library holds the functions of a graph, and identities for them that do not depend on their generated names."""
+    """The functions of a graph, and identities for them that do not depend on their generated names."""
 
     def __init__(self, graph: tf.Graph):
         self._functions = {f.signature.name: f for f in graph.as_graph_def(add_shapes=False).library.function}
         self._identities: dict[str, str] = {}
 
     def find_reached(self, node_defs: Iterable[node_def_pb2.NodeDef]) -> tuple[function_pb2.FunctionDef, ...]:
-        """Finds the functions that the nodes call, and those that these call, in the order found."""
+        """Returns the functions that the nodes call, and those that these call, in the order found."""
         found: dict[str, function_pb2.FunctionDef] = {}
         waiting = [name for node_def in node_defs for name in _list_called(node_def)]
         while waiting:
@@ -198,13 +197,13 @@ class _Library:
         return tuple(found.values())
 
     def find_identity(self, name: str) -> str:
-        """Finds a hash of what the function computes."""
+        """Returns a hash of the function's computation."""
         if name not in self._functions:
             return name
         if name not in self._identities:
             self._identities[name] = "recursive"
             function = self._functions[name]
-            # Arguments and nodes keep their names: TensorFlow numbers these alike from one trace to the next.
+            # Arguments and nodes keep their names, because TensorFlow numbers these equally in every trace.
             parts = [
                 str(function.signature.input_arg),
                 str(function.signature.output_arg),
@@ -254,11 +253,12 @@ def _write_node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
 
 
 def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
-    """Builds a graph of `copies` of a fragment: the heads of each wait until the tails of the one before have ended.
+    """Builds a graph of `copies` of a fragment, one after the other.
 
-    Nodes of copy c are named `c{c}n0` ..., what waits for its tails `done` for the last copy and `c{c}done` for the
-    others: of a fragment with many heads and tails, waits from each to each would be too many. The inputs `x0` ... are
-    shared, and not in the graph. Operations keep their layout, as in a planned step.
+    The heads of each copy wait until the tails of the one before have ended. Nodes of copy c are named `c{c}n0` ... A
+    node that waits for the tails of a copy is named `done` for the last copy and `c{c}done` for the others, because a
+    wait from each head to each tail would be too many for large fragments. The inputs `x0` ... are shared, and not in
+    the graph. Operations keep their layout, as in a planned step.
     """
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION

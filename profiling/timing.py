@@ -1,4 +1,4 @@
-"""Times a fragment on a device, as TensorFlow runs it: the operations fused as in the step."""
+"""Times a fragment on a device, with the operations fused as TensorFlow fuses them in the step."""
 
 import time
 from collections import Counter
@@ -20,11 +20,11 @@ _HELD_OUTPUTS = 3
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """Timing options say when to stop repeating.
+    """The conditions for the end of the repeats.
 
-    A fragment is repeated at least `min_repeats` times and until the standard error of the median is below
-    `relative_spread` of it, but no longer than `max_time_s`. Fragments that take less than `min_call_s` are run in
-    several copies a call, at most `max_copies`, so that the call itself does not drown them.
+    A fragment is repeated at least `min_repeats` times, and until the standard error of the median is below
+    `relative_spread` of it, but no longer than `max_time_s`. Each call runs several copies of a fragment that takes
+    less than `min_call_s`, at most `max_copies`, so that the time of the call itself matters little.
     """
 
     relative_spread: float = 0.03
@@ -39,9 +39,7 @@ DEFAULT_OPTIONS = TimingOptions()
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A timing has the median over `repeats` as `cost_ns`; `relative_spread` is half the interquartile range over
-    it.
-    """
+    """A time: `cost_ns` is the median over `repeats`, `relative_spread` half the interquartile range divided by it."""
 
     cost_ns: float
     relative_spread: float
@@ -50,16 +48,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run took `seconds`; `is_clean` tells that it brought no new page into the process."""
+    """A run of `seconds`. `is_clean` means that it brought no new page into the process."""
 
     run_s: float
     is_clean: bool
 
 
 class CallOverhead:
-    """A call overhead is the time of calling a function that does nothing, measured once a number of arguments.
+    """The time of calling a function that does nothing, measured once for each number of arguments.
 
-    `compiled` is of functions that XLA compiles.
+    `compiled` is for functions that XLA compiles.
     """
 
     def __init__(self, device: str, *, compiled: bool = False):
@@ -68,7 +66,7 @@ class CallOverhead:
         self._call_s: dict[int, float] = {}
 
     def measure_call_s(self, num_arguments: int) -> float:
-        """Measures, once, what a call with so many arguments takes."""
+        """Returns the time of a call with so many arguments, which is measured once."""
         if num_arguments not in self._call_s:
             with tf.device(self._device):
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
@@ -110,11 +108,10 @@ def time_fragment(
 def build_fragment_function(
     fragment: Fragment, device: str, *, copies: int = 1, compiled: bool = False
 ) -> tf.types.experimental.ConcreteFunction:
-    """Builds a function of `RandomInputs` that runs `copies` of a fragment one after the other, optimized as the step
-    is.
+    """Builds a function of `RandomInputs` that runs `copies` of a fragment in sequence, optimized as in the step.
 
-    One copy returns the outputs of its tails, several return nothing. `compiled` has XLA compile it, which leaves out
-    whatever is not returned, and so all of several copies.
+    One copy returns the outputs of its tails, and several return nothing. With `compiled`, XLA compiles the function.
+    XLA leaves out whatever is not returned, and therefore all of several copies.
     """
     arguments = [_make_spec(described) for described in fragment.inputs if described.constant is None]
     body = build_fragment_body(fragment, None if compiled else device, copies=copies)
@@ -122,7 +119,7 @@ def build_fragment_function(
 
 
 def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:
-    """Builds what `build_fragment_function` traces, on `device` or wherever TensorFlow places it."""
+    """Builds the function that `build_fragment_function` traces, on `device` or wherever TensorFlow places it."""
     graph_def = build_graph_def(fragment, copies)
     outputs = [f"c0n{tail}:{output}" for tail, output in fragment.outputs] if copies == 1 else []
 
@@ -136,7 +133,7 @@ def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int =
             imported = tf.graph_util.import_graph_def(
                 graph_def, input_map=feeds, return_elements=["done", *outputs], name=""
             )
-        # A function runs its control outputs; what only a returned constant waits for, it would prune.
+        # A function runs its control outputs. It would prune operations for which only a returned constant waits.
         tf.compat.v1.get_default_graph().control_outputs.append(imported[0])
         return imported[1:]
 
@@ -144,10 +141,9 @@ def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int =
 
 
 class RandomInputs:
-    """Random inputs are tensors for what fragments read; the newest `max_bytes` are kept for fragments that read the
-    like.
+    """Tensors for the inputs of fragments. The newest `max_bytes` are kept for fragments with equal inputs.
 
-    Two inputs of one fragment never share a tensor: reading one buffer twice is faster than reading two.
+    Two inputs of one fragment never share a tensor, because reading one buffer twice is faster than reading two.
     """
 
     def __init__(self, device: str, *, max_bytes: int = 1 << 30):
@@ -157,9 +153,7 @@ class RandomInputs:
         self._kept_bytes = 0
 
     def make_arguments(self, fragment: Fragment) -> list[tf.Tensor]:
-        """Makes a tensor, or the handle of a variable, for each input of the fragment whose value the graph does not
-        tell.
-        """
+        """Makes a tensor, or the handle of a variable, for each input of the fragment that is not a known constant."""
         counts: Counter[tuple[object, ...]] = Counter()
         tensors = []
         for described in fragment.inputs:
@@ -197,7 +191,7 @@ def _make_random(described: FragmentInput) -> tf.Tensor:
         limit = max(described.limit, 1)
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0, limit, tf.int32), dtype)
     else:
-        # Values are between 0 and 1, so that no logarithm, quotient, denormal or branch of erfc makes them special.
+        # With values between 0 and 1, no logarithm, quotient, denormal or branch of erfc takes a special path.
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 0.9), dtype)
     if not described.is_resource:
         return tensor
@@ -213,9 +207,9 @@ def _make_spec(described: FragmentInput) -> tf.TensorSpec:
 def warm_up(run: Callable[[], object], max_time_s: float, *, device: str) -> None:
     """Runs until two runs bring no new page into the process, as in a step that has run before; at least once.
 
-    On a CPU the C library gives a kernel's scratch back to the system after each run until the process holds more;
-    keeping outputs makes it hold more. On a virtual machine the faults can take longer than the kernel. A GPU's memory
-    has no such pages, and may have no room for outputs that nothing reads.
+    On a CPU, the C library returns a kernel's scratch memory to the system after each run, until the process holds
+    more; keeping outputs makes it hold more. On a virtual machine, the page faults can take longer than the kernel. A
+    GPU's memory has no such pages, and may have no room for outputs that nothing reads.
     """
     num_held = _HELD_OUTPUTS if device.upper().lstrip("/").startswith("CPU") else 0
     held: list[object] = []
@@ -230,10 +224,10 @@ def warm_up(run: Callable[[], object], max_time_s: float, *, device: str) -> Non
 
 
 def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions, device: str) -> list[float]:
-    """Repeats until steady or out of time; `runs` are those made before. Gives the times.
+    """Repeats a call until its time is steady or the time is up, and returns the times. `runs` were made before.
 
-    Runs that bring new pages into the process count only where there are no others: the C library may give scratch
-    back at any time, and a step that has run before brings none.
+    Runs that bring new pages into the process count only if there are no others. The C library may return scratch
+    memory at any time, but a step that has run before brings no new pages.
     """
     end = time.perf_counter() + options.max_time_s
     times = [made.run_s for made in runs if made.is_clean]
@@ -244,8 +238,9 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions,
 
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
-    """Checks if times are steady: a median's standard error is 1.25 sigma / sqrt(n), sigma the interquartile range
-    / 1.35.
+    """Returns whether times are steady.
+
+    The standard error of a median is 1.25 sigma / sqrt(n), with sigma the interquartile range / 1.35.
     """
     if len(times) < 3:
         return False
@@ -264,9 +259,9 @@ def _count_faults() -> int:
 
 
 def _measure_s(run: Callable[[], object], device: str) -> float:
-    """Measures what a run takes; on a CPU no more than its threads together ran for.
+    """Returns the time of a run; on a CPU, no more than the time for which its threads together ran.
 
-    They run all the time that a run takes, but for what they wait for other processes.
+    They run for the whole time of a run, except while they wait for other processes.
     """
     start, start_cpu = time.perf_counter(), time.process_time()
     run()

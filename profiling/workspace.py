@@ -1,4 +1,4 @@
-"""Measures what a fragment holds only while it runs."""
+"""Measures the memory that a fragment holds only while it runs."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,11 +12,12 @@ from checkmate_tf.profiling.memory import record_peak_bytes
 def measure_workspace_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], device: str
 ) -> int | None:
-    """Measures the peak of one run, less what the inputs and the returned outputs take; None where it cannot be told.
+    """Returns the peak of one run, less the inputs and the returned outputs; None if the device does not report it.
 
-    On a CPU from the allocations that the runtime records, which are the bytes asked for: the allocator's peak counts
-    whole chunks, up to twice as large, nothing under 256 KiB, and nothing at all with oneDNN off. Elsewhere from the
-    device's allocator: its peak less what it holds while the outputs are still alive.
+    On a CPU, the peak comes from the allocations that the runtime records, which are the bytes requested. The
+    allocator's own peak counts whole chunks, up to twice as large; it does not count allocations under 256 KiB, nor
+    anything with oneDNN off. On other devices, the peak comes from the allocator, less the bytes that it holds while
+    the outputs are still alive.
     """
     if device.upper().lstrip("/").startswith("CPU"):
         return _record_workspace_bytes(function, arguments)

@@ -1,4 +1,4 @@
-"""Solvers: Problem(graph, budget) -> Solution. None of them imports TensorFlow."""
+"""The solvers: each takes a `Problem` (a graph and a budget) and returns a `Solution`. None imports TensorFlow."""
 
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem

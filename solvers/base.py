@@ -12,15 +12,20 @@ from checkmate_tf.simulator import Simulation
 from checkmate_tf.solvers.search import Search
 
 Scope = Literal["free", "fixed", "stages"]
-"""The schedules that a proof is about: all, those whose first computations are in the input order, or, of these,
-Checkmate's stages (see `Problem`)."""
+"""The schedules that a proof covers: "free" means all, "fixed" those whose first computations are in the input order,
+and "stages" those of these that lie in Checkmate's stages (see `Problem`)."""
 
 
 class Status(StrEnum):
     """The status of a solution. OPTIMAL and INFEASIBLE are proofs.
 
-    INFEASIBLE: no schedule in the problem's order stays within the budget. OPTIMAL: no schedule in that order costs
-    less; in fixed order, the proof covers the schedules in Checkmate's stages (see `Problem`).
+    INFEASIBLE means that no schedule in the problem's order stays within the budget. OPTIMAL means that no schedule in
+    that order costs less. In fixed order, the latter proof covers the schedules in Checkmate's stages (see `Problem`).
+
+    Example:
+
+    >>> [status.name for status in Status]
+    ['OPTIMAL', 'FEASIBLE', 'INFEASIBLE', 'NOT_FOUND']
     """
 
     OPTIMAL = "OPTIMAL"
@@ -31,13 +36,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a search; `solve` checks and simulates it.
+    """The result of a search, before `solve` checks and simulates it.
 
     Args:
-        schedule: within the budget, or None.
-        cost_lower_bound: no schedule within the budget, in `bound_order`, costs less.
+        schedule: a schedule within the budget, or None.
+        cost_lower_bound: lower bound on the cost of every schedule within the budget, in `bound_order`.
         bound_order: a "fixed" bound says nothing about free order; a "free" bound holds in both.
-        infeasible_in: the schedules of which it is proved that none stays within the budget; None without a proof.
+        infeasible_in: the schedules that the search proved to exceed the budget; None without a proof.
         stats: figures about the run.
     """
 
@@ -50,7 +55,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule and its simulation."""
+    """A schedule and its simulation.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solve(graph, "100%").scheduled.simulation.peak_bytes
+    400
+    """
 
     schedule: Schedule
     simulation: Simulation
@@ -62,8 +75,16 @@ class Solution:
 
     `best` is None if no schedule was found. `cost_lower_bound` is at least the cost of computing every node once.
     `stats` are figures from the solver. They include `peak_memory_bytes` and `workers_peak_memory_bytes`, the most
-    memory that this process, or a process that it started, has held so far, if the operating system reports it.
-    `gave_up` is the reason why a solver skipped a part that would have taken too much memory or time.
+    memory that this process, or a process that it started, has held so far, if the operating system reports it. If a
+    solver skipped a part that would have taken too much memory or time, its `stats` include the reason as `gave_up`.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solution = solve(graph, "100%")
+    >>> solution.status.name, solution.schedule.order, solution.gap
+    ('OPTIMAL', (0,), 0.0)
     """
 
     status: Status
@@ -93,7 +114,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """Returns the cost over its lower bound, minus 1; None without a schedule."""
+        """Returns the cost divided by its lower bound, minus 1; None without a schedule."""
         if self.best is None:
             return None
         return self.best.simulation.cost / self.cost_lower_bound - 1 if self.cost_lower_bound else 0.0
@@ -102,8 +123,20 @@ class Solution:
 class Solver(ABC):
     """A method for finding schedules. Subclasses are frozen dataclasses of its options, each with a default.
 
-    `shares`: its searches report recomputations as they find them, and poll for those of other searches.
-    `offloads`: it accepts graphs whose values have transfer costs, and chooses the values to offload, if any.
+    `shares` means that its searches report recomputations as they find them, and poll for those of other searches.
+    `offloads` means that it accepts graphs whose values have transfer costs, and chooses which values to offload.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> from checkmate_tf.simulator import make_retain_all_schedule
+    >>> @dataclass(frozen=True)
+    ... class InOrder(Solver):
+    ...     def search(self, search):
+    ...         return Result(make_retain_all_schedule(search.problem.graph))
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solve(graph, "100%", solver=InOrder()).schedule.order
+    (0,)
     """
 
     shares: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""Sees to it that what Numba compiles is compiled, which is done once after an installation and takes long.
+"""Compiles the solvers' Numba code, once after an installation. That takes long.
 
-A process of its own does it, so that a search with less time than that takes can end, or do without. That process goes
-on when this one ends: what it compiles is kept on disk, and the next search finds it there.
+A process of its own compiles, so a search with less time than that can end, or continue without the compiled code. The
+process keeps running when this one ends. It keeps the compiled code on disk, where the next search finds it.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from checkmate_tf.user_warnings import warn
 _SOLVERS = Path(__file__).parent
 _LOOK_S = 0.05
 
-_ready: set["Kernel"] = set()  # which need not be looked for on disk again
+_ready: set["Kernel"] = set()  # known to be on disk
 _started: dict["Kernel", subprocess.Popen[bytes]] = {}
 
 
 def keep_compiled(*signatures: Any, **options: Any) -> Callable[[Callable], Any]:
-    """Compiles a function as `numba.njit` does, and keeps it on disk for the processes to come.
+    """Compiles a function as `numba.njit` does, and keeps the compiled code on disk for later processes.
 
-    Numba keeps it beside the function's file, or in the user's cache folder. Where it can write neither, as in many
-    containers, a folder of this user's among the temporary files takes their place.
+    Numba keeps it beside the function's file or in the user's cache folder. If it can write to neither, as in many
+    containers, it uses a folder of this user among the temporary files.
     """
 
     def compile_function(function: Callable) -> Any:
@@ -54,21 +54,21 @@ class Kernel:
     """Functions that are compiled together.
 
     Args:
-        compile: a function of a module of this package; it compiles them, or loads what was compiled before.
-        last: the one that is compiled last of each of their files, as "module.function", below this package.
+        compile: a function of a module of this package that compiles them, or loads the compiled code.
+        last: the function of each of their files that is compiled last, as "module.function", relative to this package.
     """
 
     compile: Callable[[], Any]
     last: tuple[str, ...]
 
     def is_compiled(self) -> bool:
-        """Whether Numba has them on disk, from the files as they are, for this processor and Python's options."""
+        """Returns whether Numba has them on disk, from the present files, for this processor and Python's options."""
         if self not in _ready and all(map(_is_on_disk, self.last)):
             _ready.add(self)
         return self in _ready
 
     def compile_within(self, time_limit_s: float) -> bool:
-        """Waits until they are compiled, and tells whether they are within the time; else that goes on beside."""
+        """Waits until they are compiled. Returns whether that was within the time; otherwise, compilation continues."""
         deadline_s = time.perf_counter() + time_limit_s
         while not self.is_compiled():
             remaining_s = max(deadline_s - time.perf_counter(), 0.0)
@@ -76,10 +76,10 @@ class Kernel:
                 process = self._start_to_compile()
                 if process is not None:
                     process.wait(remaining_s)
-                    return True  # where nothing was kept they are compiled where they are used
+                    return True  # If the process kept nothing, they are compiled at their first use.
             except subprocess.TimeoutExpired:
                 return False
-            except OSError:  # no process can be started, or nothing can be kept
+            except OSError:  # No process can be started, or nothing can be kept.
                 return True
             if not remaining_s:
                 return False
@@ -87,7 +87,7 @@ class Kernel:
         return True
 
     def load(self, search: Search, solver: str) -> bool:
-        """Compiles or loads them for a search that finds nothing without; warns where its time is too short."""
+        """Compiles or loads them for a search that depends on them. Warns and returns False if time is too short."""
         if not self.compile_within(search.remaining_s):
             warn(
                 f"{solver} found nothing: its code is compiled once per installation, and that takes longer than its "
@@ -99,22 +99,22 @@ class Kernel:
         return True
 
     def _start_to_compile(self) -> subprocess.Popen[bytes] | None:
-        """Starts the process, one for all that ask; None while one that another process started is at work.
+        """Starts the process, one for all callers. Returns None while a process of another program compiles.
 
-        Raises OSError where no process can be started, or where it could keep nothing.
+        Raises OSError if no process can be started, or if it could keep nothing.
         """
         if self not in _started:
             with _choose_folder(self.compile) as is_kept:
                 if not is_kept:
-                    raise OSError("there is no folder to keep what is compiled")
+                    raise OSError("there is no folder to keep compiled code in")
                 folder = Path(FunctionCache(self.compile).cache_path)
             lock = os.open(folder / f"{self.compile.__name__}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # which a start raises too, where there can be no more processes
+                except BlockingIOError:  # Starting a process, outside of this block, can raise this, too.
                     return None
-                # It holds the lock until it ends.
+                # The process holds the lock until it ends.
                 arguments = self.compile.__module__, self.compile.__name__
                 _started[self] = start_process(__name__, *arguments, pass_fds=[lock], outlives=True)
             finally:
@@ -123,10 +123,10 @@ class Kernel:
 
 
 def _is_on_disk(name: str) -> bool:
-    """Returns whether Numba's own index lists a function, as compiled for this processor from its present code."""
+    """Returns whether Numba's index lists a function, compiled for this processor from its present code."""
     module, _, function_name = name.rpartition(".")
     path = _SOLVERS.joinpath(*module.split(".")).with_suffix(".py")
-    # To import the module would compile it. A function of the same code has the same place in the index.
+    # Importing the module would compile it. A function with the same code has the same entry in the index.
     function = FunctionType(_find_code(path, function_name), {})
     with _choose_folder(function) as is_kept:
         if not is_kept:
@@ -147,7 +147,7 @@ def _find_code(path: Path, function_name: str) -> CodeType:
 
 @contextmanager
 def _choose_folder(function: Callable) -> Iterator[bool]:
-    """Sets Numba's cache folder for a function within the block; False where there is none."""
+    """Sets Numba's cache folder for a function within the block. Yields False if there is none."""
     if _can_numba_keep(function.__code__.co_filename):
         yield True
         return
@@ -164,7 +164,7 @@ def _choose_folder(function: Callable) -> Iterator[bool]:
 
 @cache
 def _can_numba_keep(path: str) -> bool:
-    """Returns whether Numba can keep what is compiled from the functions of a file."""
+    """Returns whether Numba can keep code compiled from the functions of a file."""
     try:
         FunctionCache(FunctionType(compile("0", path, "eval"), {}))
     except RuntimeError:
@@ -174,15 +174,15 @@ def _can_numba_keep(path: str) -> bool:
 
 @cache
 def _make_own_folder() -> Path | None:
-    """Makes a folder among the temporary files, after a warning; None where there can be none that is this user's."""
-    problem = "what solvers compile once cannot be kept: neither the package's folder nor the user's can be written"
+    """Makes a folder of this user among the temporary files, and warns about it; returns None if that is impossible."""
+    problem = "compiled solver code cannot be kept: neither the package's folder nor the user's can be written"
     remedy = "set NUMBA_CACHE_DIR to a folder that can be written and stays"
     with contextlib.suppress(OSError):
         folder = Path(tempfile.gettempdir(), f"checkmate_tf-{os.getuid()}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()
-        # Numba unpickles what it finds there, so nobody else may have made it.
+        # Numba unpickles the files that it finds there, so the folder must be this user's own.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             warn(f"{problem}. It is kept in {folder}, which may be deleted; {remedy}")
             return folder
@@ -191,6 +191,6 @@ def _make_own_folder() -> Path | None:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Compiles what the function of the module compiles."""
+    """Calls the function of the module, which compiles a kernel."""
     module, function = arguments
     getattr(importlib.import_module(module), function)()

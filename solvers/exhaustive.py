@@ -1,8 +1,8 @@
-"""Exhaustive search: the oracle for small graphs, written independently of every other solver.
+"""Searches exhaustively: the oracle for small graphs, written independently of every other solver.
 
-Dijkstra over (nodes computed, values held in memory). Only repeats cost anything: every node must be computed once,
-so its first computation is free and the distance of a state is its extra cost. A held value can be dropped at any
-time at no cost; a node fits when what is held, its outputs and its workspace do.
+The search is Dijkstra's over states (nodes computed, values held in memory). Every node must be computed once, so its
+first computation is free, and the distance of a state is the extra cost of its repeats. A held value can be dropped at
+any time at no cost. A node fits if the held values, its outputs and its workspace do.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 State = tuple[int, int, int]
-"""(bit mask of computed nodes, last node recomputed in the stage or -1, bit mask of held values)."""
+"""A state: (bit mask of computed nodes, last node recomputed in the stage or -1, bit mask of held values)."""
 
 _DROP = -1
 
@@ -27,8 +27,8 @@ class Exhaustive(Solver):
 
     Args:
         stages: search only Checkmate's stage space, whatever the problem's order: first computations in the input
-            order, and between two of them other nodes in the input order, each at most once. Without it, "fixed"
-            order restricts first computations only, so its optimum can be lower.
+            order, and between two of them other nodes in the input order, each at most once. Without it, "fixed" order
+            restricts first computations only, so its optimum can be lower.
         max_states: the search stops after this many states (about 400 bytes each).
     """
 
@@ -41,7 +41,7 @@ class Exhaustive(Solver):
         start: State = (0, -1, 0)
         distance = {start: 0}
         reached_by: dict[State, tuple[State, int]] = {}
-        # Among equally cheap states the one that computed most comes first.
+        # Among equally cheap states, the one with the most computed nodes comes first.
         queue: list[tuple[int, int, State]] = [(0, 0, start)]
         extra = 0
         done: set[State] = set()
@@ -69,7 +69,7 @@ class Exhaustive(Solver):
 
 @dataclass(frozen=True)
 class _Space:
-    """The moves of a problem over bit masks: bit i of a mask is node or value i."""
+    """The moves of a problem over bit masks. Bit i of a mask stands for node or value i."""
 
     graph: Graph
     budget_bytes: int
@@ -99,7 +99,7 @@ class _Space:
         return computed.bit_count() == len(self.graph.nodes) and held & self.wanted == self.wanted
 
     def moves(self, state: State) -> Iterator[tuple[int, int, State]]:
-        """(node computed or _DROP, extra cost, next state)."""
+        """Yields each move from a state, (node computed or _DROP, extra cost, next state)."""
         computed, last, held = state
         for value in range(len(self.graph.values)):
             if held >> value & 1:
@@ -134,7 +134,7 @@ class _Space:
 
 
 def _takeovers(graph: Graph, index: int) -> tuple[int, ...]:
-    """The inputs whose storage the first output of an in-place node can take over when they die there."""
+    """Returns the inputs whose storage the first output of an in-place node can take over if they end there."""
     node = graph.nodes[index]
     if not node.inplace or not node.outputs:
         return ()

@@ -1,4 +1,4 @@
-"""The best schedule that a search knows, and the best lower bound."""
+"""Keeps the best schedule and the best lower bound that a search knows."""
 
 from dataclasses import dataclass, field
 
@@ -13,16 +13,17 @@ from checkmate_tf.solvers.stages import rows_of, schedule_of_events, staged_even
 
 @dataclass
 class Incumbent:
-    """The best of one search so far; tells the search's caller about every improvement of schedule or bound.
+    """The best results of one search so far. It reports every improvement of the schedule or the bound to the caller.
 
     Args:
-        schedule, cost, peak_bytes: within the budget; None as long as none is known.
-        events, events_cost: the best recomputations in stages, int64 [num_events, 2] of (stage, node), to share with
-            other searches; the schedule may lie outside of these.
-        bound: no schedule within the budget costs less, in the problem's order; at least the baseline cost.
-        infeasible_in: it is proved that none of these schedules keeps within the budget.
+        schedule, cost, peak_bytes: the best schedule within the budget; None while none is known.
+        events, events_cost: the best recomputations in stages, int64 [num_events, 2] of (stage, node), which are shared
+            with other searches. The schedule may lie outside of the stages.
+        bound: lower bound on the cost of every schedule within the budget, in the problem's order; at least the
+            baseline cost.
+        infeasible_in: the schedules that a search proved to exceed the budget.
         won: the solver that found the schedule.
-        failed: the reason by solver.
+        failed: the reason of each solver that failed.
     """
 
     search: Search
@@ -42,11 +43,11 @@ class Incumbent:
         self.bound = max(self.bound, self.problem.graph.baseline_cost)
 
     def is_closed(self, tolerance: float = 0.0) -> bool:
-        """The schedule costs, within this share of the baseline cost, no more than the bound."""
+        """Returns whether the cost exceeds the bound by at most this fraction of the baseline cost."""
         return self.cost is not None and self.cost - self.bound <= tolerance * self.problem.graph.baseline_cost
 
     def offer(self, schedule: Schedule, won: str = "") -> bool:
-        """Takes a schedule that keeps within the budget and costs less."""
+        """Takes a schedule if it stays within the budget and costs less. Returns whether it did."""
         simulation = simulate(self.problem.graph, schedule)
         is_within = simulation.peak_bytes <= self.problem.budget_bytes
         if not is_within or (self.cost is not None and simulation.cost >= self.cost):
@@ -56,7 +57,7 @@ class Incumbent:
         return True
 
     def raise_bound(self, bound: int) -> bool:
-        """Takes a better bound, which is at most the cost of the schedule."""
+        """Takes a better bound, limited to the cost of the schedule. Returns whether it is better."""
         bound = bound if self.cost is None else min(bound, self.cost)
         is_better = bound > self.bound
         self.bound = max(self.bound, bound)
@@ -65,7 +66,7 @@ class Incumbent:
         return is_better
 
     def learn(self, update: Update, won: str) -> bool:
-        """Takes over what is better of what another search of the problem knows; whether anything is."""
+        """Takes over improvements from another search of the problem. Returns whether there were any."""
         is_better_bound = self.raise_bound(update.cost_lower_bound)
         if update.cost is None or update.events is None:
             return is_better_bound
@@ -77,18 +78,18 @@ class Incumbent:
         return is_better or is_better_bound
 
     def learn_result(self, result: Result, won: str) -> bool:
-        """Takes over what is better of a solver's result in the problem's order, which may lie outside of stages."""
+        """Takes over improvements from a solver's result in the problem's order, which may lie outside of stages."""
         self.infeasible_in = self.infeasible_in or result.infeasible_in
         is_better_bound = self.raise_bound(result.cost_lower_bound)
         return (result.schedule is not None and self.learn_schedule(result.schedule, won)) or is_better_bound
 
     def learn_schedule(self, schedule: Schedule, won: str) -> bool:
-        """Takes over a schedule if it is better, and its recomputations if these keep within the budget too."""
+        """Takes over a schedule if it is better, and its recomputations if they stay within the budget, too."""
         self.offer(schedule, won)
         return self.learn(update_of(self.search, schedule), won)
 
     def update(self) -> Update:
-        """What is worth sharing."""
+        """Returns the update to share with other searches."""
         return Update(self.search.elapsed_s, self.events_cost, self.problem.budget_bytes, self.bound, self.events)
 
     def report(self) -> None:
@@ -97,7 +98,7 @@ class Incumbent:
             self.search.report(self.cost, self.bound, peak_bytes=self.peak_bytes)
 
     def result(self) -> Result:
-        """As a solver in fixed order returns it."""
+        """Returns the result in the form of a solver in fixed order."""
         stats = {"won": self.won} if self.won else {}
         stats |= {f"failed_{name}": reason for name, reason in self.failed.items()}
         infeasible_in = self.infeasible_in if self.schedule is None else None
@@ -105,7 +106,7 @@ class Incumbent:
 
 
 def update_of(search: Search, schedule: Schedule) -> Update:
-    """A schedule's recomputations to share, where in stages they keep within the budget; nothing else."""
+    """Returns an update with a schedule's recomputations; without, if they exceed the budget in stages."""
     problem = search.problem
     events = rows_of(staged_events(schedule))
     simulation = simulate(problem.graph, schedule_of_events(len(problem.graph.nodes), events))

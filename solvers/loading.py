@@ -1,4 +1,4 @@
-"""Imports solvers and the libraries behind them, which takes seconds where Python has not compiled them yet."""
+"""Imports solvers and the libraries behind them. That takes seconds if Python has not compiled them yet."""
 
 import sys
 import time
@@ -7,11 +7,11 @@ from types import ModuleType
 
 _PACKAGE = __name__.rpartition(".")[0]
 
-_longest_s = [0.0]  # that an import has taken in this process
+_longest_s = [0.0]  # the longest import in this process
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module below `checkmate_tf.solvers`, by its name there, and remembers how long that took."""
+    """Imports a module of `checkmate_tf.solvers`, named relative to it, and remembers how long that took."""
     began_s = time.perf_counter()
     loaded = import_module(f"{_PACKAGE}.{module}")
     _longest_s[0] = max(_longest_s[0], time.perf_counter() - began_s)
@@ -19,9 +19,10 @@ def load(module: str) -> ModuleType:
 
 
 def can_load(module: str, time_limit_s: float) -> bool:
-    """Returns whether a module below `checkmate_tf.solvers` is there already, or can be expected to be within the time.
+    """Returns whether a module of `checkmate_tf.solvers` is imported already or can be expected to be within the time.
 
-    An import can take ten times as long on a busy machine, or where Python keeps nothing that it compiles. So the
-    expectation is the longest import so far: that of a solver, with Numba and SciPy, takes about as long as OR-tools.
+    An import can take ten times as long on a busy machine, or if Python cannot keep compiled modules. The expected time
+    is therefore that of the longest import so far. Importing a solver, with Numba and SciPy, takes about as long as
+    OR-tools.
     """
     return f"{_PACKAGE}.{module}" in sys.modules or time_limit_s > _longest_s[0]

@@ -1,13 +1,14 @@
-"""Range-add, range-max over the slots of a sequence (FastSA, sections 2.1.1 and 2.2.1), and its LogAddExp kin (C.2).
+"""A tree over the slots of a sequence for adding to a range and finding the maximum (FastSA, 2.1.1 and 2.2.1).
 
-`deltas`, int32 or int64 [2 * num_slots], is a binary tree in heap order kept normalized: of two siblings the
-larger is 0, and what they have in common is moved up. So the root holds the maximum of all, the way
-down through zeros leads to where it is, and a change stops climbing as soon as it changes no maximum.
-One array, no lazy marks. num_slots is a power of two; slots 0 and num_slots - 1 stay unused, they
-bound the open intervals of the update.
+`deltas`, int32 or int64 [2 * num_slots], is a binary tree in heap order that is kept normalized: the larger of two
+siblings is 0, and their common part is moved up to the parent. The root therefore holds the maximum of all slots, the
+path of zeros leads down to a slot that has it, and a change stops climbing as soon as it changes no maximum. One array
+is enough, without lazy marks. num_slots is a power of two. Slots 0 and num_slots - 1 stay unused, because they bound
+the open intervals of the update.
 
-`weights`, float64 [2, 2 * num_slots], holds sums and pending factors: slot t weighs 2^(memory / unit), so
-adding to memory is multiplying. Its root gives log2 of the sum, a smooth maximum that sees every peak.
+`weights`, float64 [2, 2 * num_slots], is the LogAddExp variant (C.2), which holds sums and pending factors. Slot t
+weighs 2^(memory / unit), so adding to memory multiplies weights. Its root holds the sum, whose log2 is a smooth maximum
+that depends on every peak.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from numba import float64, int64, types, void
 
 from checkmate_tf.solvers.compiling import keep_compiled
 
-# 2^-60 hides a slot without a node from the sum; memory is real only where a node runs (C.2).
+# 2^-60 hides a slot without a node from the sum, because memory is in use only where a node runs (C.2).
 HIDDEN = 2.0**-60
 
 
@@ -36,7 +37,7 @@ def _lift(deltas, place):
 
 @keep_compiled([void(DELTAS, int64, int64, int64), void(LONG_DELTAS, int64, int64, int64)], nogil=True)
 def add_range(deltas, first, last, amount):
-    """Adds `amount` to slots first..last, both included; nothing where first > last."""
+    """Adds `amount` to the slots from `first` to `last`, both included. Does nothing if first > last."""
     if first > last:
         return
     half = len(deltas) >> 1
@@ -66,7 +67,7 @@ def add_slot(deltas, slot, amount):
 
 @keep_compiled(int64(DELTAS), nogil=True)
 def peak_slot(deltas):
-    """The first slot of the maximum."""
+    """Returns the first slot that has the maximum."""
     half = len(deltas) >> 1
     place = 1
     while place < half:
@@ -76,7 +77,7 @@ def peak_slot(deltas):
 
 @keep_compiled(void(WEIGHTS, int64, int64, float64), nogil=True)
 def multiply_range(weights, first, last, factor):
-    """Multiplies the weights of slots first..last, both included; nothing where first > last."""
+    """Multiplies the weights of the slots from `first` to `last`, both included. Does nothing if first > last."""
     if first > last:
         return
     half = weights.shape[1] >> 1
@@ -104,12 +105,12 @@ def multiply_range(weights, first, last, factor):
 
 
 def empty_deltas(num_slots: int) -> np.ndarray:
-    """The tree of a sequence without memory."""
+    """Returns the tree of a sequence without memory."""
     return np.zeros(2 * num_slots, dtype=np.int32)
 
 
 def deltas_of(memory: np.ndarray) -> np.ndarray:
-    """The tree of int64 memory [num_positions] >= 0, that of position s in slot s + 1; the other slots hold 0."""
+    """Returns the tree of int64 memory [num_positions] >= 0. Position s is in slot s + 1; the other slots hold 0."""
     num_slots = 1 << (len(memory) + 1).bit_length()
     deltas = np.zeros(2 * num_slots, dtype=np.int64)
     deltas[num_slots + 1 : num_slots + 1 + len(memory)] = memory
@@ -124,7 +125,7 @@ def deltas_of(memory: np.ndarray) -> np.ndarray:
 
 
 def empty_weights(num_slots: int) -> np.ndarray:
-    """The LogAddExp tree of a sequence of slots without nodes."""
+    """Returns the LogAddExp tree of a sequence of slots without nodes."""
     weights = np.ones((2, 2 * num_slots))
     width = num_slots
     while width >= 1:

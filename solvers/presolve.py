@@ -1,12 +1,12 @@
-"""Smaller problems that say what the given one costs.
+"""Makes smaller problems whose solutions lead to solutions of the given one.
 
-Small values: of no size, or so small that no memory row can need them, they are held throughout. In op-level
-graphs they are a third of the values, and a relaxation without them is solved several times as fast.
+Small values: values of no size, and values so small that no memory row can need them, are held throughout. They are a
+third of the values of op-level graphs, and a relaxation without them is several times as fast.
 
-Single-value cuts: where one value is all that later nodes and the step's end want of the nodes before, the nodes on
-both sides are problems of their own; those that are alike need to be solved once. A schedule that is not made of such
-parts computes the producer of a cut's value again beyond its cut. So cuts at values whose producers cost at least what
-a known schedule pays extra lose nothing.
+Single-value cuts: where the later nodes and the step's end read just one value of the earlier nodes, the nodes on both
+sides are problems of their own, and equal problems need to be solved only once. A schedule that is not composed of such
+parts computes the producer of a cut's value again after the cut. A cut therefore loses nothing if this producer costs
+at least as much as the repeats of a known schedule.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,17 +18,18 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.stages import Event, events_of
 
-_SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
+_SMALL_SHARES = (2e-3, 1e-5)  # of the budget: the largest sum of the values left out
 _MANY_LEFT = 0.8  # of the values
 
 
 @dataclass(frozen=True)
 class ReducedGraph:
-    """The graph without its least values; nodes keep their numbers.
+    """A graph without its smallest values. Nodes keep their numbers.
 
     Args:
-        small_bytes: of the values left out, together. What fits into the budget less these bytes fits into the budget
-            with all values held; what no schedule of `graph` can do within the budget no schedule of the whole can.
+        small_bytes: sum of the values left out. A schedule of `graph` that fits into the budget less these bytes fits
+            into the budget with all values held. If no schedule of `graph` fits into the budget, none of the whole
+            graph does.
     """
 
     graph: Graph
@@ -36,7 +37,7 @@ class ReducedGraph:
 
 
 def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
-    """Leaves out the least values up to `at_most_bytes` in all; at least those of no size."""
+    """Leaves out the smallest values, up to `at_most_bytes` in total. From 0 on, this includes values of no size."""
     sizes, small = graph.sizes_bytes, _find_small_values(graph, at_most_bytes)
     if not len(small):
         return ReducedGraph(graph, 0)
@@ -62,9 +63,10 @@ def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
 
 
 def coarsen_sizes(graph: Graph, unit_bytes: int) -> Graph:
-    """Converts sizes to a larger unit, rounded up; what fits there, in whole units of the budget, fits in bytes too.
+    """Converts sizes to a larger unit, rounded up.
 
-    Sizes that are equal in that unit may differ in bytes, so that no output takes over the storage of an input.
+    A schedule that fits into the budget in whole units fits in bytes, too. Sizes that are equal in that unit may differ
+    in bytes, so no output takes over the storage of an input.
     """
     values = tuple(replace(value, size_bytes=-(-value.size_bytes // unit_bytes)) for value in graph.values)
     nodes = tuple(
@@ -74,9 +76,10 @@ def coarsen_sizes(graph: Graph, unit_bytes: int) -> Graph:
 
 
 def list_finer_limits(graph: Graph, budget_bytes: int) -> list[int]:
-    """How many bytes to leave out of a graph at most, less and less and at last nothing, not even values of no size.
+    """Lists limits of the bytes to leave out of a graph, from coarse to fine.
 
-    At first they are many, where many values are small. To leave them out of a large graph takes long.
+    The coarse limit is listed only if it leaves out many values, because reducing a large graph takes long. The last
+    limit leaves out nothing, not even values of no size.
     """
     coarse, fine = (int(share * budget_bytes) for share in _SMALL_SHARES)
     num_left = len(graph.values) - len(_find_small_values(graph, coarse))
@@ -84,17 +87,18 @@ def list_finer_limits(graph: Graph, budget_bytes: int) -> list[int]:
 
 
 def _find_small_values(graph: Graph, at_most_bytes: int) -> np.ndarray:
-    """The least values, the smallest first, up to so many bytes in all."""
+    """Returns the smallest values in ascending order, up to `at_most_bytes` in total."""
     ascending = np.argsort(graph.sizes_bytes, kind="stable")
     return ascending[np.cumsum(graph.sizes_bytes[ascending]) <= at_most_bytes]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes between two cuts as a graph: node i here is node i + `shift` of the whole.
+    """The nodes between two cuts as a graph. Node i of it is node i + `shift` of the whole graph.
 
     Args:
-        value_in: the value of the whole at the cut before; node 0 stands for its producer, free and not recomputable.
+        value_in: the value of the whole graph at the cut before. Node 0 stands for its producer; it costs nothing and
+            is not recomputable.
     """
 
     graph: Graph
@@ -103,14 +107,16 @@ class Part:
 
     @property
     def likeness(self) -> Hashable:
-        """Equal for parts with the same problem."""
+        """A key that is equal for parts with the same problem."""
         nodes = tuple(replace(node, name="", op_type="", is_backward=False) for node in self.graph.nodes)
         return nodes, tuple(value.size_bytes for value in self.graph.values), self.graph.outputs
 
 
 def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tuple[list[Event], int] | None:
-    """Solves parts, those that are alike once: the whole's recomputations and a bound on their cost; None where a part
-    is infeasible."""
+    """Solves parts, and equal ones only once.
+
+    Returns the recomputations of the whole graph and a bound on their cost; None if a part is infeasible.
+    """
     solved: dict[Hashable, Result] = {}
     events: list[Event] = []
     extra = 0
@@ -126,8 +132,11 @@ def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tu
 
 
 def cut_into_parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:
-    """The graph cut wherever one value is all that is wanted later and whose producer costs that much or cannot run
-    again; a single part where there is no such place."""
+    """Cuts a graph wherever the later nodes read a single value whose producer is too expensive to be repeated.
+
+    Such a producer costs at least `known_extra_cost` or is not recomputable. Without such a place, there is a single
+    part.
+    """
     last_use, producer = graph.arrays.last_use, graph.arrays.producer
     lasting = last_use > producer
     change = np.zeros(len(graph.nodes) + 1, dtype=np.int64)

@@ -1,9 +1,8 @@
-"""Drops the recomputations of a schedule that its budget does not need: a pass that any solver can use.
+"""Removes recomputations that the budget does not need from a schedule: a pass that any solver can use.
 
-A removed repeat leaves the copy before it to be retained until the last use of the copy that it made.
-Repeats are tried in order of the cost saved per byte and position of that longer retention, until a pass removes hardly
-any of them. Memory is kept exactly as `simulate` counts it, by a tree over the positions (memory_tree.py), so a trial
-takes microseconds.
+If a repeat is removed, the copy before it is retained until the last use of the removed copy. Repeats are tried in the
+order of the cost saved per byte and position of that longer retention, until a pass removes hardly any of them. A tree
+over the positions (memory_tree.py) keeps the memory exactly as `simulate` counts it, so a trial takes microseconds.
 """
 
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the pruning proceeds.
+    """Steers the pruning.
 
     Args:
-        timed_trials: between two looks at the clock. Fewer end closer to the deadline.
-        worthwhile_part: another pass is made where the last has removed more than one in so many of the repeats. More
-            passes remove a little more, each in as long as the first.
+        timed_trials: trials between two looks at the clock. With fewer, pruning ends closer to the deadline.
+        worthwhile_part: another pass follows if the last one removed more than one in this many repeats. More passes
+            remove a little more, and each takes as long as the first.
     """
 
     timed_trials: int = 1 << 14
@@ -39,11 +38,11 @@ SETTINGS = Settings()
 
 
 def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: float = float("inf")) -> Schedule:
-    """Removes recomputations, as long as the peak stays at most `budget_bytes`, or that of `schedule` if higher.
+    """Removes recomputations while the peak stays within `budget_bytes`, or that of `schedule` if it is higher.
 
-    Recomputations are never moved, so first computations keep their order. `deadline_s`
-    is a time of `time.perf_counter()` at which to stop with what has been removed so far.
-    `schedule` fetches nothing. Where that is too early to compile what prunes, nothing is removed.
+    Recomputations are never moved, so first computations keep their order. At `deadline_s`, a time of
+    `time.perf_counter()`, pruning stops with the result so far. If the deadline is too early to compile the pruning, it
+    removes nothing. `schedule` must not fetch anything.
     """
     if not KERNEL.compile_within(deadline_s - perf_counter()):
         return schedule
@@ -74,7 +73,7 @@ def _remove_positions(graph: Graph, schedule: Schedule, budget_bytes: int, deadl
 
 
 def compile_pruning() -> None:
-    """Compiles what prunes, or loads it, by removing a recomputation."""
+    """Compiles or loads the pruning, by removing a recomputation."""
     nodes = (Node("a", "", (), (0,), 1), Node("b", "", (0,), (1,), 1), Node("c", "", (0, 1), (2,), 1))
     chain = Graph(nodes, (Value("a", 1), Value("b", 1), Value("c", 1)))
     _remove_positions(chain, Schedule((0, 1, 0, 2)), 4, float("inf"))
@@ -101,7 +100,7 @@ def _node_arrays(graph: Graph) -> "Nodes":
 
 
 def _event_arrays(nodes: "Nodes", schedule: Schedule, memory: np.ndarray) -> "Events":
-    """The events of a schedule, not yet linked, and the tree of its memory."""
+    """Returns the events of a schedule, not linked yet, and the tree of its memory."""
     from checkmate_tf.solvers.memory_tree import deltas_of
     from checkmate_tf.solvers.pruning_kernel import Events
 

@@ -1,7 +1,7 @@
-"""Removes and restores the positions of a schedule, its memory kept as `simulate` counts it: see pruning.py.
+"""Removes and restores positions of a schedule, and keeps its memory as `simulate` counts it (see pruning.py).
 
-An event is one value computed or read by one position. The events of a value are linked in the order of their
-positions, so that what a removed position changes is found at its neighbors, and restoring relinks it.
+An event is one value that one position computes or reads. The events of a value are linked in the order of their
+positions, so that a removed position affects only its neighbors, and restoring it relinks them.
 """
 
 from typing import NamedTuple
@@ -12,13 +12,14 @@ from checkmate_tf.solvers.compiling import keep_compiled
 from checkmate_tf.solvers.memory_tree import add_range, add_slot
 
 NONE = -1  # no event
-_UNREAD_ROOM = 64  # repeats that one removal leaves unread, at most: more of them stay until the next pass
+_UNREAD_ROOM = 64  # capacity for repeats that one removal leaves unread; the others stay until the next pass
 
 
 class Nodes(NamedTuple):
-    """What a graph's nodes read and yield: the values `links[start[v] : middle[v]]` and `[middle[v] : start[v + 1]]`.
+    """The reads and outputs of nodes: node v reads `links[start[v] : middle[v]]`, yields `[middle[v] : start[v + 1]]`.
 
-    `takes` is the size of an input that node v may take over, -1 for none. `size` and `is_output` are of values.
+    `takes` is the size of an input whose storage node v may take over, -1 for none. `size` and `is_output` are of
+    values.
     """
 
     start: np.ndarray
@@ -32,7 +33,7 @@ class Nodes(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of a schedule, those of position s at `first[s] : first[s + 1]` in the order of its node's links."""
+    """The events of a schedule. Those of position s are `first[s] : first[s + 1]`, in the order of its node's links."""
 
     order: np.ndarray
     first: np.ndarray
@@ -48,7 +49,7 @@ class Events(NamedTuple):
 
 @keep_compiled()
 def link_events(nodes, events):
-    """Fills in the events of `order`, all positions there."""
+    """Fills in the events of `order`, with all positions present."""
     newest = np.full(len(nodes.size), NONE, dtype=np.int64)
     known = np.zeros(len(nodes.middle), dtype=np.bool_)
     for position in range(len(events.order)):
@@ -76,7 +77,7 @@ def link_events(nodes, events):
 
 @keep_compiled()
 def savings(nodes, events, ratio):
-    """Computes, for each repeat, its cost per byte and position that removing it retains longer; -1 for others."""
+    """Returns, for each repeat, its cost per byte and position of the longer retention; -1 for other positions."""
     for position in range(len(events.order)):
         ratio[position] = -1.0
         if events.removed[position] or not events.is_repeat[position]:
@@ -91,9 +92,9 @@ def savings(nodes, events, ratio):
 
 @keep_compiled()
 def remove_positions(nodes, events, positions, most):
-    """Removes each of `positions`, and the repeats that only it needed, where memory stays at most `most`.
+    """Removes each of `positions`, and the repeats that only it needed, if the memory then stays at most `most`.
 
-    Returns how many of `positions` were removed by themselves.
+    Returns how many of `positions` were removed in their own right.
     """
     num_removed = 0
     unread = np.empty(_UNREAD_ROOM, dtype=np.int64)
@@ -122,7 +123,7 @@ def _try_to_remove(nodes, events, position, most):
 
 @keep_compiled()
 def _change(nodes, events, position, sign):
-    """Takes a repeat's events out (sign -1), or puts them back where they were (1)."""
+    """Removes a repeat's events (sign -1), or restores them (sign 1)."""
     node = events.order[position]
     for place in range(nodes.start[node], nodes.start[node + 1]):
         event = events.first[position] + place - nodes.start[node]
@@ -149,7 +150,7 @@ def _change(nodes, events, position, sign):
 
 @keep_compiled()
 def _count_death(nodes, events, event, size, sign):
-    """One more or less input dies where `event` reads it; the first that fits saves an in-place node its output."""
+    """Counts one more or one less input that ends at `event`. The first that fits saves an in-place node its output."""
     position = events.position[event]
     if events.computes[event] or nodes.takes[events.order[position]] != size:
         return
@@ -160,13 +161,13 @@ def _count_death(nodes, events, event, size, sign):
 
 @keep_compiled()
 def _lives_on(nodes, events, value, after):
-    """Whether a copy is retained past a place, by the value's next event there."""
+    """Returns whether a copy is retained past an event, given the next event of the value."""
     return nodes.is_output[value] if after == NONE else not events.computes[after]
 
 
 @keep_compiled()
 def _push_unread(nodes, events, position, unread, length):
-    """Puts the repeats on the stack that computed the inputs of `position`, where nothing reads their values now."""
+    """Pushes the repeats that computed the inputs of `position` onto the stack, if their values are now unread."""
     node = events.order[position]
     for place in range(nodes.start[node], nodes.middle[node]):
         before = events.before[events.first[position] + place - nodes.start[node]]

@@ -1,10 +1,10 @@
-"""Every solver by its one name, and where its class is: adding a solver is a module and a line here."""
+"""Lists every solver by its name, with its class. Adding a solver takes a module and a line here."""
 
 from checkmate_tf.errors import SolverError, quote
 from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.loading import load
 
-# name -> "module below checkmate_tf.solvers:class"; a module is imported when its solver is asked for.
+# name -> "module of checkmate_tf.solvers:class"; a module is imported when its solver is first used.
 _CLASSES = {
     "retain_all": "checkpointing.retain_all:RetainAll",
     "twremat": "twremat.solver:Twremat",
@@ -31,7 +31,7 @@ SOLVER_NAMES = tuple(_CLASSES)
 
 
 def get_solver(name: str) -> Solver:
-    """The solver of that name with its default options. Raises SolverError for an unknown name."""
+    """Returns the solver of that name with its default options. Raises SolverError for an unknown name."""
     if not isinstance(name, str) or name not in _CLASSES:
         raise SolverError(f"there is no solver {quote(name)}; choose one of {', '.join(SOLVER_NAMES)}")
     module, _, class_name = _CLASSES[name].partition(":")
@@ -39,7 +39,7 @@ def get_solver(name: str) -> Solver:
 
 
 def choose_solver(solver: str | Solver) -> Solver:
-    """The solver itself, or the one of that name. Raises SolverError for anything else."""
+    """Returns the solver itself, or the one of that name. Raises SolverError for anything else."""
     if isinstance(solver, str):
         return get_solver(solver)
     if not isinstance(solver, Solver):
@@ -48,6 +48,6 @@ def choose_solver(solver: str | Solver) -> Solver:
 
 
 def solver_name(solver: Solver) -> str:
-    """The name of a solver: the registered one, or that of its class."""
+    """Returns the name of a solver: the registered one, or that of its class."""
     place = f"{type(solver).__module__.removeprefix(f'{_PACKAGE}.')}:{type(solver).__name__}"
     return next((name for name, where in _CLASSES.items() if where == place), type(solver).__name__)

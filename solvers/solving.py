@@ -34,24 +34,36 @@ def solve(
 ) -> Solution:
     """Solves for the cheapest schedule within a budget, and returns it checked and simulated.
 
-    The simulator computes its cost and memory, and not the solver. There is no search if a single node exceeds the
-    budget, or if the input order without rematerialization stays within it and the solver is not your own.
+    The simulator computes the schedule's cost and memory, not the solver. The solver does not run if a single node
+    exceeds the budget, nor if the input order without rematerialization stays within it, unless the solver is your own.
 
     Args:
-        budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
-            rematerialization in the input order.
-        time_limit_s: for the search, and for importing and loading the solver, which takes longest the first time.
+        graph: the graph, for example from `load_graph`.
+        budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without rematerialization in the
+            input order.
+        time_limit_s: seconds for the search and for importing and loading the solver, which takes longest the first
+            time.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
-        keep: patterns of nodes that are never computed again, such as ["*attention*"], or functions that say so of a
-            node.
+        keep: patterns of nodes that are never computed again, such as ["*attention*"], or functions that take a node
+            and return whether it is one of them.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
+        order: "fixed" keeps first computations in the input order, and "free" lets the solver reorder them.
+        seed: the same seed leads to the same schedule if the time limit does not end the search.
+        on_progress: called with each better schedule or bound.
 
-    Raises GraphError if `graph` is not a graph, BudgetError for a budget that cannot be read, and PatternError for a
-    pattern that matches nothing. Raises SolverError for an unknown solver, order or option, for a seed that is not a
-    whole number, for a time limit that is not a number of seconds, and for a solver that returns an invalid schedule
-    or one above the budget. If no schedule exists or none was found, the solution's status says so.
+    Raises:
+        GraphError: if `graph` is not a graph.
+        BudgetError: if the budget cannot be read.
+        PatternError: if a pattern matches nothing.
+        SolverError: for an unknown solver, order or option, a seed that is not a whole number, a time limit that is not
+            a number of seconds, and a solver that returns an invalid schedule or one above the budget.
 
-    The output of "a" is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
+    If no schedule exists or none was found, the solution's status says so.
+
+    Example:
+
+    The output of "a" is read at once and at the end. Within 170 bytes it cannot be retained in between, so "a" runs
+    again:
 
     >>> from checkmate_tf import Graph, Node, Value
     >>> a, b = Node("a", "Relu", (), (0,), cost=2), Node("b", "Conv2D", (0,), (1,), cost=9)
@@ -61,7 +73,7 @@ def solve(
     >>> solution.status.name, solution.schedule.order, solution.simulation.peak_bytes
     ('OPTIMAL', (0, 1, 2, 0, 3), 160)
     """
-    started_s = time.perf_counter()  # that a solver is imported is part of its time
+    started_s = time.perf_counter()  # Importing the solver is part of its time.
     check_graph(graph)
     if keep or recompute:
         return _solve_steered(
@@ -91,7 +103,7 @@ def solve(
         search = _search_without_resident(problem, time_limit_s, seed, on_progress, started_s)
         try:
             found = chosen.search(search)
-        except MemoryError as error:  # of the solver, or of numpy, before anything was taken
+        except MemoryError as error:  # from a solver that checks its limit, or from an allocation that failed
             found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started_s)
 
@@ -104,7 +116,7 @@ def _solve_steered(
     time_limit_s: float,
     **how: Any,
 ) -> Solution:
-    """Solves the graph that patterns constrain, and returns its solution as one of the graph itself."""
+    """Solves the graph that the patterns constrain, and returns a solution of the graph itself."""
     constrained = constrain_by_patterns(graph, keep=keep, recompute=recompute)
     budget_bytes = parse_budget(budget, peak_bytes=simulate_stock(graph).peak_bytes)
     solution = solve(constrained.graph, budget_bytes, time_limit_s=time_limit_s, **how)
@@ -121,8 +133,11 @@ def _search_without_resident(
     on_progress: Callable[[Update], None] | None,
     started_s: float,
 ) -> Search:
-    """The search of what is left when resident bytes are taken from graph and budget: a solver that works in shares of
-    the budget would not see values that are tiny beside what is always held."""
+    """Returns a search of the problem without resident bytes, which are subtracted from the graph and the budget.
+
+    Some solvers work in fractions of the budget. They would overlook values that are tiny relative to the resident
+    bytes.
+    """
     resident_bytes = problem.graph.resident_bytes
     graph = replace(problem.graph, resident_bytes=0) if resident_bytes else problem.graph
 

@@ -1,13 +1,13 @@
 """The greedy rematerialization of XLA, as the TWRemat paper describes it (section 4, GreedyRemat).
 
-The nodes of the input order are taken in turn. Where the memory in use at one is over the limit, a value
-held across it is dropped and its node computed again just before its next use; that node is chosen whose
-dropping reduces the memory in use the most: its values that the node in turn does not read, less the inputs
-that must now be held for it. When nothing reduces it, the next node is taken.
+The nodes of the input order run in turn. If the memory in use at a node exceeds the limit, GreedyRemat drops a value
+that is held across it, and computes the value's node again just before its next use. It chooses the node that reduces
+the memory in use the most: by the values of that node that the running node does not read, less the inputs that must
+now be held for the repeat. If no choice reduces the memory, it goes on to the next node.
 
-XLA looks at the memory of the current position only, so the schedule may break the limit elsewhere. Here the
-limit is lowered from the budget in `num_limits` steps, to the least that any schedule can reach, and the
-cheapest schedule within the budget is given.
+XLA looks only at the memory of the current position, so the schedule may exceed the limit elsewhere. The solver
+therefore lowers the limit in `num_limits` steps, from the budget to the least that any schedule can reach, and returns
+the cheapest schedule within the budget.
 """
 
 import math
@@ -50,7 +50,10 @@ class XlaGreedy(Solver):
 
 
 def greedy_schedule(graph: Graph, limit_bytes: int, *, deadline_s: float = math.inf) -> Schedule | None:
-    """GreedyRemat with a memory limit; the peak of the schedule may be above it. None where it is not made in time."""
+    """Runs GreedyRemat with a memory limit, and returns its schedule; None if the deadline comes first.
+
+    The peak of the schedule may exceed the limit.
+    """
     sequence = _Sequence(graph)
     at: int | None = sequence.first
     while at is not None:
@@ -67,10 +70,10 @@ def greedy_schedule(graph: Graph, limit_bytes: int, *, deadline_s: float = math.
 
 
 class _Sequence:
-    """A growing linked list of occurrences of nodes, and what the nodes still to come read and compute.
+    """A growing linked list of occurrences of nodes, and the reads and computations that are still to come.
 
-    An occurrence is an index into `node`; `label` increases along the list. `reads[v]` and `computes[v]`
-    are the occurrences not yet passed that read or compute value v, in the order of the list.
+    An occurrence is an index into `node`, and `label` increases along the list. `reads[v]` and `computes[v]` are the
+    occurrences not yet passed that read or compute value v, in the order of the list.
     """
 
     def __init__(self, graph: Graph):
@@ -87,17 +90,17 @@ class _Sequence:
         self.outputs = frozenset(graph.outputs)
         self.live: set[int] = set()
         self.live_bytes = graph.resident_bytes
-        # Not the nodes just recomputed and not read since: dropping those would go round in circles.
+        # Leaves out nodes that were just recomputed and not read since: dropping those would never end.
         self.droppable: set[int] = set()
 
     def memory_bytes(self, at: int) -> int:
-        """In use while occurrence `at` runs, by what the list holds now."""
+        """Returns the memory in use while occurrence `at` runs, according to the present list."""
         node = self.graph.nodes[self.node[at]]
         memory = self.live_bytes + sum(self.sizes[value] for value in node.outputs) + node.workspace_bytes
         return memory - self._taken_over(at)
 
     def best_to_drop(self, at: int) -> int | None:
-        """The node whose dropping reduces the memory in use at `at` the most; None when none does."""
+        """Returns the node whose dropping reduces the memory in use at `at` the most; None if none does."""
         read_now = set(self.graph.nodes[self.node[at]].inputs)
         best, best_bytes = None, 0
         for index in sorted({self.graph.producer[value] for value in self.live} & self.droppable):
@@ -112,7 +115,7 @@ class _Sequence:
         return best
 
     def drop(self, index: int, at: int) -> None:
-        """Computes node `index` again just before the next read of a value of it that `at` does not read."""
+        """Computes node `index` again just before the next read of one of its values that `at` does not read."""
         node = self.graph.nodes[index]
         read_now = self.graph.nodes[self.node[at]].inputs
         reads = [self.reads[value] for value in node.outputs if value in self.live and value not in read_now]
@@ -126,7 +129,7 @@ class _Sequence:
         self.droppable.discard(index)
 
     def advance(self, at: int) -> None:
-        """Passes occurrence `at`: its inputs have been read, its outputs are there."""
+        """Passes occurrence `at`: its inputs have been read, and its outputs are in memory."""
         node = self.graph.nodes[self.node[at]]
         for value in node.inputs:
             self.reads[value].remove(at)
@@ -139,7 +142,7 @@ class _Sequence:
             self._allow(self.node[at])
 
     def in_order(self) -> list[int]:
-        """The nodes computed, one after the other."""
+        """Returns the nodes in the order of their computation."""
         order = []
         at: int | None = self.first
         while at is not None:
@@ -183,7 +186,7 @@ class _Sequence:
             self.live_bytes -= self.sizes[value]
 
     def _is_live(self, reads: list[int], value: int) -> bool:
-        """Whether the copy made last is needed by `reads`, or at the end."""
+        """Returns whether `reads`, or the end, need the copy that was made last."""
         computes = self.computes[value]
         if not computes:
             return bool(reads) or value in self.outputs

@@ -1,1 +1,1 @@
-"""Each subcommand of `checkmate-tf` is a module here; cli.py says how to add one."""
+"""The subcommands of `checkmate-tf`, each a module. `cli.py` says how to add one."""

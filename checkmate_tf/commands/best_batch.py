@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Tries micro-batches and prints the fastest; INTERRUPTED, with what was found, on Ctrl-C."""
+    """Tries micro-batches and prints the fastest. On Ctrl-C, prints the result so far and returns INTERRUPTED."""
     check_outputs([args.output, args.plot], inputs=[args.model])
     prepare_tensorflow()
     if args.plot is not None:

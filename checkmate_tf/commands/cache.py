@@ -1,4 +1,4 @@
-"""Lists or clears the plans and measurements that are kept on disk: `checkmate-tf cache list | clear`."""
+"""Lists or clears the plans and measurements kept on disk: `checkmate-tf cache list | clear`."""
 
 import argparse
 from dataclasses import asdict

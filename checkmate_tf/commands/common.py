@@ -1,4 +1,4 @@
-"""Several subcommands share these exit statuses, arguments and JSON output."""
+"""Exit statuses, arguments and JSON output that several subcommands share."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ _STANDARD_ERROR = 2
 
 
 class ExitStatus(IntEnum):
-    """An exit status says how `checkmate-tf` ended."""
+    """The exit status of `checkmate-tf`."""
 
     FOUND = 0
     BAD_INPUT = 2
@@ -43,7 +43,7 @@ def add_graph_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "each run of a solver") -> None:
-    """Adds --time-limit, which is for what `limited` names, --order and --seed."""
+    """Adds --time-limit, with the work that it covers as `limited`, --order and --seed."""
     parser.add_argument(
         "--time-limit",
         type=_parse_seconds,
@@ -61,7 +61,7 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
         "--seed",
         type=int,
         default=0,
-        help="number that randomness starts from; the same seed gives the same schedule (default: %(default)s)",
+        help="seed of random choices; the same seed leads to the same schedule (default: %(default)s)",
     )
 
 
@@ -88,16 +88,16 @@ def add_costs_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs",
         default="auto",
-        help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
-        "model that XLA compiles and measured otherwise; of a device that is not here: h100, a100, l4, t4, v100, or a "
-        "file NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
+        help="source of the nodes' costs: measured, roofline, flops, unit, or auto, which is roofline for a model that "
+        "XLA compiles and measured otherwise; for a device that is not here: h100, a100, l4, t4, v100, or a file "
+        "NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
     )
 
 
 def add_measure_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --no-measure."""
     parser.add_argument(
-        "--no-measure", dest="measure", action="store_false", help="predict only; no step is run to measure it"
+        "--no-measure", dest="measure", action="store_false", help="only predict, without running a step"
     )
 
 
@@ -107,12 +107,12 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_text(text: object) -> None:
-    """Prints text that may hold names out of files and models."""
+    """Prints text, with characters from names in files and models that control a terminal escaped."""
     print(make_printable(str(text)))
 
 
 def print_error(text: str) -> None:
-    """Prints on standard error what went wrong."""
+    """Prints an error on standard error."""
     print(make_message(text), file=sys.stderr)
 
 
@@ -122,7 +122,7 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def write_outputs(*outputs: tuple[str | None, Callable[[str], object]]) -> None:
-    """Writes the files that were asked for, each by its function. Raises OSError where one fails, after the others."""
+    """Writes the requested files, each by its function. If one fails, raises its OSError after the others."""
     failures = []
     for path, write in outputs:
         try:
@@ -135,7 +135,7 @@ def write_outputs(*outputs: tuple[str | None, Callable[[str], object]]) -> None:
 
 
 def write_solution(solution: Solution, graph: Graph, path: str, *, is_printed: bool = False) -> None:
-    """Writes a schedule file; where that fails prints the schedule, unless it is printed already: it took long."""
+    """Writes a schedule file. If that fails, prints the schedule, which took long, unless it is printed already."""
     try:
         save_solution(solution, graph, path)
     except OSError:
@@ -147,20 +147,20 @@ def write_solution(solution: Solution, graph: Graph, path: str, *, is_printed: b
 def prepare_tensorflow() -> None:
     """Imports TensorFlow for a command that measures, without its start-up messages on standard error.
 
-    The allocator of the CPU counts memory only while oneDNN is on, the default on newer processors only. The messages
-    are shown where TensorFlow cannot be imported.
+    oneDNN is enabled, because the allocator of the CPU counts memory only then, and it is the default only on newer
+    processors. If TensorFlow cannot be imported, the messages are shown.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with _hold_standard_error():
         import tensorflow as tf
 
-        tf.config.list_physical_devices()  # this looks for GPUs, and logs that it found none
+        tf.config.list_physical_devices()  # looks for GPUs, and logs if there are none
 
 
 @contextmanager
 def _hold_standard_error() -> Iterator[None]:
-    """Holds back text on standard error, from C++ as well, and writes it only if an exception is raised."""
+    """Holds back text on standard error, including that from C++, and writes it only if an exception is raised."""
     sys.stderr.flush()
     terminal = os.dup(_STANDARD_ERROR)
     with tempfile.TemporaryFile() as held:

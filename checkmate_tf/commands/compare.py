@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Runs the solvers; FOUND when every budget has a schedule by some solver, otherwise the worst status of a
-    budget.
+    """Runs the solvers. Returns FOUND if some solver has a schedule for every budget.
+
+    Otherwise returns the worst status of a budget.
     """
     check_outputs([args.plot], inputs=[args.graph])
     if args.plot is not None:
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _choose_solvers(graph: Graph) -> list[str]:
-    """Chooses the solvers worth running on a graph of this size."""
+    """Returns the solvers that are worth running on a graph of this size."""
     small = len(graph.nodes) <= _MOST_NODES_EXHAUSTIVE
     return [name for name in SOLVER_NAMES if small or name != "exhaustive"]
 

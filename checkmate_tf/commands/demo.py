@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Trains both models at every budget, prints the results and writes a page of each model's last plan."""
+    """Trains both models at every budget, prints the results, and writes a page of each model's last plan."""
     check_outputs([args.output and Path(args.output, "page.html")])
     prepare_tensorflow()
     from tqdm import tqdm

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Estimates the step of a model and prints the parts; FOUND whether or not they fit the device."""
+    """Estimates the step of a model and prints the parts. Returns FOUND whether or not they fit the device."""
     prepare_tensorflow()
     from checkmate_tf.training.estimate import estimate
 

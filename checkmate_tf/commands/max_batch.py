@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Searches for the largest size and prints it; INTERRUPTED, with what was found, on Ctrl-C."""
+    """Searches for the largest size and prints it. On Ctrl-C, prints the result so far and returns INTERRUPTED."""
     check_outputs([args.output], inputs=[args.model])
     prepare_tensorflow()
     from checkmate_tf.max_batch.max_batch_size import max_batch_size
@@ -85,7 +85,7 @@ def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
 
 
 def list_figures(found: "MaxBatch") -> dict[str, Any]:
-    """Lists what was found and every trial, for JSON."""
+    """Lists the result and every trial, for JSON."""
     plan = found.plan
     return {
         "axis": found.axis,

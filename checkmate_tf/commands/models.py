@@ -1,4 +1,4 @@
-"""Loads models as they are named on the command line."""
+"""Loads models by the names used on the command line."""
 
 import argparse
 import importlib
@@ -30,7 +30,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, limited: str = "all runs of the solver together") -> None:
-    """Adds how a step is planned, where --time-limit is for what `limited` names, and how the plan is printed."""
+    """Adds the arguments for planning a step and printing the plan. --time-limit is for the work named by `limited`."""
     add_solver_argument(parser)
     add_costs_argument(parser)
     add_search_arguments(parser, limited=limited)
@@ -41,7 +41,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, limited: str = "all r
 
 
 def read_options(args: argparse.Namespace) -> "Options":
-    """Reads how schedules are found. Raises SolverError or ProfileError for an unknown name."""
+    """Returns the Options of the arguments. Raises SolverError or ProfileError for an unknown name."""
     from checkmate_tf.planning.options import Options
 
     return Options(
@@ -58,10 +58,10 @@ def read_options(args: argparse.Namespace) -> "Options":
 
 
 def load_model(text: str) -> "keras.Model":
-    """Loads the compiled model that `text` names.
+    """Loads the compiled model of a name.
 
-    One of keras.applications gets random weights and is compiled with SGD and cross-entropy; so is a saved model
-    without a training configuration. Raises UnsupportedModelError, which says what could not be found.
+    A model of keras.applications gets random weights and is compiled with SGD and cross-entropy. So is a saved model
+    without a training configuration. Raises UnsupportedModelError if the model cannot be found or loaded.
     """
     import keras
 
@@ -90,7 +90,7 @@ def _load_saved(path: str) -> "keras.Model":
 def _call_named_function(text: str) -> "keras.Model":
     module_name, _, function_name = text.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a file that has the name of a module must not take its place
+        sys.path.append(os.getcwd())  # at the end, so that a file cannot replace a module of the same name
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Measures the cost of each memory budget of a model's training: `checkmate-tf pareto MODEL`."""
+"""Measures the cost of each memory budget of a model's training step: `checkmate-tf pareto MODEL`."""
 
 import argparse
 from dataclasses import asdict
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Plans for all budgets and prints what they cost; INTERRUPTED, with what was found, on Ctrl-C."""
+    """Plans for all budgets and prints their costs. On Ctrl-C, prints the results so far and returns INTERRUPTED."""
     check_outputs([args.plot, args.html], inputs=[args.model])
     prepare_tensorflow()
     if args.plot is not None:

@@ -41,17 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload",
         metavar="PLACE",
-        help="let values be copied to a file in a directory, file:DIRECTORY, or, with --device, to host memory, host, "
-        "and back, where that costs less than computing them again",
+        help="file:DIRECTORY: copy values to a file in a directory and back, if that costs less than computing them "
+        "again; host: with --device, copy them to host memory",
     )
     parser.add_argument(
-        "--bandwidth", metavar="BYTES", help='bytes that the place takes in a second, as "2GiB" (default: measured)'
+        "--bandwidth", metavar="BYTES", help='bytes per second of these copies, such as "2GiB" (default: measured)'
     )
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="plan for a GPU that this machine need not have: h100, a100, l4, t4 or v100. XLA then compiles the step, "
-        "by JAX, whatever the model is compiled for",
+        help="plan for a GPU that this machine need not have: h100, a100, l4, t4 or v100. JAX then compiles the step "
+        "with XLA, for any model",
     )
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"

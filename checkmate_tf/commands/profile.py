@@ -1,4 +1,4 @@
-"""Measures a model's nodes, and how well that predicts whole steps: `checkmate-tf profile MODEL | export`."""
+"""Measures a model's nodes and how well they predict whole steps: `checkmate-tf profile MODEL | export`."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Profiles a model, or exports the measurements of the cache."""
+    """Profiles a model, or prints the measurements in the cache."""
     return _export(args) if args.what == "export" else _profile(args)
 
 
@@ -125,7 +125,7 @@ def _summarize(graph: "Graph", profile: "Profile") -> str:
 
 
 def _list_costliest_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
-    """Lists the nodes of the largest cost, each with its share of the whole step."""
+    """Lists the nodes with the largest costs, each with its share of the whole step."""
     ranked = sorted(range(len(graph.nodes)), key=lambda node: -graph.nodes[node].cost)[:_NUM_TOP_NODES]
     rows = []
     for node in ranked:

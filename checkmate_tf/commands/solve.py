@@ -26,7 +26,7 @@ from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solution_json import solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 
-# What `--json` lists of each update.
+# The fields of each update in `--json`.
 _FIGURES = ("time_s", "cost", "peak_bytes", "cost_lower_bound")
 
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Solves for a budget and prints the schedule's figures; without a schedule, says which budget is known to work."""
+    """Solves for a budget and prints the schedule's figures, or the least budget known to work."""
     check_outputs([args.output], inputs=[args.graph])
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespace) -> int | None:
-    """Finds the least budget known to work, in bytes; None where the given one worked."""
+    """Returns the least budget known to work, in bytes; None if the given one worked."""
     if solution.schedule is not None:
         return None
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory

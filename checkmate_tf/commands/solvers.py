@@ -1,4 +1,4 @@
-"""Lists every solver and what it does: `checkmate-tf solvers`."""
+"""Lists every solver with a short description: `checkmate-tf solvers`."""
 
 import argparse
 import inspect

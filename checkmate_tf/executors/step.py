@@ -1,4 +1,4 @@
-"""Says what the search for a plan asks of a training step, whether TensorFlow's graph executor or XLA executes it."""
+"""Defines `Step`, the interface between the search for a plan and either executor of a training step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,15 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """Resident bytes are held throughout a training step.
+    """The bytes that are held throughout a training step.
 
-    `prefetched` are the batches that `fit` makes ready for the next steps, where these lie on the device.
+    `prefetched` are the batches that `fit` prefetches for the next steps, if they are in the device's memory.
+
+    Example:
+
+    >>> resident = ResidentBytes(parameters=400, optimizer=800, batch=64)
+    >>> resident.state, resident.total
+    (1200, 1264)
     """
 
     parameters: int = 0
@@ -32,12 +38,12 @@ class ResidentBytes:
 
     @property
     def state(self) -> int:
-        """Sums what is there before the first batch comes."""
+        """Returns the bytes that are held before the first batch."""
         return self.parameters + self.optimizer + self.other_state
 
     @property
     def total(self) -> int:
-        """Sums all parts."""
+        """Returns the sum of all parts."""
         return self.state + self.batch + self.prefetched
 
 
@@ -46,15 +52,20 @@ Chunked = Literal["loss", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Chunks are the parts in which a step computes what treats its rows independently.
+    """The chunks of rows in which a step computes operations that treat its rows independently.
 
     Args:
         what: "loss" for the loss over the logits of a vocabulary, with its gradient and metrics; "blocks" for wide
             products and activations, such as those of feed-forward blocks and the scores of attention, and their
             gradients.
-        num_rows: of the logits, or of the largest block: tokens, for a language model.
-        chunk_rows: of each chunk.
-        num_regions: how many losses or blocks are computed so.
+        num_rows: rows of the logits, or of the largest block. For a language model, a row is a token.
+        chunk_rows: rows of each chunk.
+        num_regions: number of losses or blocks that are computed in this way.
+
+    Example:
+
+    >>> Chunks("loss", num_rows=4096, chunk_rows=1000).num_chunks
+    5
     """
 
     what: Chunked
@@ -64,16 +75,16 @@ class Chunks:
 
     @property
     def num_chunks(self) -> int:
-        """Counts the chunks."""
+        """Returns the number of chunks."""
         return -(-self.num_rows // self.chunk_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadFolder:
-    """An offload folder is where values may be copied to.
+    """A folder to which values may be copied.
 
     Args:
-        bytes_per_s: that it takes and returns; None to measure it.
+        bytes_per_s: rate of copies in either direction; None to measure it.
     """
 
     path: str
@@ -82,21 +93,21 @@ class OffloadFolder:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory is where values may be copied to from the memory of a GPU.
+    """Host memory to which values may be copied from the memory of a GPU.
 
     Args:
-        bytes_per_s: the rate of copies in either direction; None for the rate that the device's maker states.
+        bytes_per_s: rate of copies in either direction; None for the rate that the device's maker states.
     """
 
     bytes_per_s: float | None = None
 
 
 class Step(Protocol):
-    """A step is one training step on one executor."""
+    """One training step on one executor."""
 
     @property
     def graph(self) -> Graph:
-        """Returns the training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
+        """Returns the training graph, including resident bytes. Costs are analytic until `add_costs` replaces them."""
 
     @property
     def resident(self) -> ResidentBytes:
@@ -104,11 +115,11 @@ class Step(Protocol):
 
     @property
     def origins(self) -> Origins:
-        """Returns the Keras layers and source lines that the nodes of the graph come from."""
+        """Returns the Keras layers and source lines from which the nodes of the graph come."""
 
     @property
     def device(self) -> DeviceFigures | None:
-        """Returns the device that the step is planned for, where it is not here; else None."""
+        """Returns the device for which the step is planned if that is not here; None otherwise."""
 
     @property
     def stock(self) -> EmittedFunction:
@@ -116,15 +127,15 @@ class Step(Protocol):
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Returns the peak of `stock` as far as it is known without running it."""
+        """Returns the peak of `stock`, as far as it is known without a run."""
 
     @property
     def orderings(self) -> tuple[Ordering, ...]:
-        """Lists the orderings that a step can be emitted in, those that are faster first."""
+        """Lists the orderings in which a step can be emitted, the faster ones first."""
 
     @property
     def exceeds_as_stock(self) -> bool:
-        """Returns whether a rewritten step is expected to take as far above its prediction as the stock step."""
+        """Returns whether a rewritten step is expected to exceed its prediction as far as the stock step does."""
 
     @property
     def signature(self) -> str:
@@ -136,15 +147,15 @@ class Step(Protocol):
 
     @property
     def chunks(self) -> tuple[Chunks, ...]:
-        """Lists what `graph` computes in chunks of rows, unlike `stock`."""
+        """Lists the parts that `graph` computes in chunks of rows, unlike `stock`."""
 
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "Step":
-        """Returns the same step with a function that computes some of it in chunks; `stock` stays as it is."""
+        """Returns the same step with a function that computes a part of it in chunks. `stock` stays as it is."""
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "Step":
-        """Returns the same step, whose values may be copied to a file in a folder or to host memory, at its cost there.
+        """Returns the same step with values that may be copied to a file in a folder or to host memory, at given costs.
 
-        Raises UnsupportedModelError where the executor cannot, and OffloadError where the folder cannot be written.
+        Raises UnsupportedModelError if the executor cannot do so, and OffloadError if the folder cannot be written.
         """
 
     @property
@@ -155,27 +166,26 @@ class Step(Protocol):
         """Returns the same step with the costs of a model.
 
         Args:
-            on_node: called with the number of nodes that were timed, and of all that are.
+            on_node: called with the number of nodes timed and their total.
         """
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        """Returns a schedule as the executor runs it, for example without computations that nothing reads."""
+        """Returns a schedule in the form that the executor runs, such as without computations that nothing reads."""
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        """Returns a step that follows a schedule, which `arrange` has returned.
+        """Returns a step that follows a schedule that `arrange` has returned.
 
-        Raises EmissionError for a schedule that cannot be emitted, or where TensorFlow refuses the step.
+        Raises EmissionError if the schedule cannot be emitted, or if TensorFlow refuses the step.
         """
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
     ) -> StepRun | None:
-        """Measures the peak of `stock` or of an emitted step; None where that is impossible.
+        """Measures the peak of `stock` or of an emitted step; returns None if that is impossible.
 
-        One run above the budget is enough to tell that it does not keep to it.
-
-        Raises EmissionError where TensorFlow refuses to run it, or it runs out of the device's memory.
+        One run above the budget is enough to see that the step exceeds it. Raises EmissionError if TensorFlow refuses
+        to run it, or if it runs out of the device's memory.
         """
 
     def find_auto_budget(self) -> int:
-        """Finds what the budget "auto" stands for: the model's state, and all that the device has free."""
+        """Returns the bytes of the budget "auto": the model's state, and all that is free on the device."""

@@ -1,4 +1,4 @@
-"""Reads and checks what `max_batch_size` is asked for: model, overhead and budget."""
+"""Reads and checks the arguments of `max_batch_size`: model, overhead and budget."""
 
 import os
 
@@ -34,7 +34,7 @@ def check_searchable(model: keras.Model) -> None:
 
 
 def parse_overhead(max_overhead: float | str | None) -> float | str | None:
-    """Returns the share that is asked for, "one forward pass", or None.
+    """Returns the requested fraction, "one forward pass", or None.
 
     Raises BudgetError for anything else.
     """
@@ -53,13 +53,13 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 
 
 def refuse_device(options: Options, name: str) -> None:
-    """Raises SolverError for the function of a name, which runs steps here, where another device is planned for."""
+    """Raises SolverError if another device is planned for, because the function of this name runs steps here."""
     if options.device is not None:
         raise SolverError(f"{name} plans for this machine; leave device out, or pass it to rematerialize instead")
 
 
 def check_device_is_shared(model: keras.Model) -> None:
-    """Raises BudgetError where no other process can use the device, which is to run the model's step."""
+    """Raises BudgetError if no other process can use the device on which the model's step is to run."""
     if model.jit_compile or not find_default_device().startswith("GPU"):
         return
     if not all(map(_leaves_memory, tf.config.get_visible_devices("GPU"))):
@@ -70,7 +70,7 @@ def check_device_is_shared(model: keras.Model) -> None:
 
 
 def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
-    """Returns whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
+    """Returns whether TensorFlow takes less than a whole GPU: only as much as it needs, or up to a limit."""
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return True
     parts = tf.config.get_logical_device_configuration(gpu)
@@ -81,10 +81,10 @@ def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
 
 
 def parse_budget_bytes(request: Request, step: SizedStep, size: int) -> int:
-    """Reads the budget, in bytes, less its margin. Raises BudgetError where it cannot."""
+    """Returns the budget in bytes, less its margin. Raises BudgetError if it cannot be read."""
     state_bytes = step.count_resident_bytes(size).state
     if request.budget == "auto":
-        # The model's variables lie on the device already; the batch does not.
+        # The model's variables are on the device already, but the batch is not.
         budget_bytes = state_bytes + find_free_bytes(find_default_device(), margin=0.0)
     else:
         budget_bytes = _parse_named(request.budget)
@@ -100,7 +100,7 @@ def _parse_named(budget: int | float | str) -> int:
 
 
 def check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
-    """Raises InfeasibleBudgetError where what is always held is above the budget."""
+    """Raises InfeasibleBudgetError if the bytes that are always held exceed the budget."""
     resident = step.count_resident_bytes(size)
     if resident.total > budget_bytes:
         raise InfeasibleBudgetError(

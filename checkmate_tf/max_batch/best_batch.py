@@ -34,17 +34,26 @@ from checkmate_tf.training.model_variables import build_for, list_training_varia
 from checkmate_tf.training.replicas import get_scope
 from checkmate_tf.training.step_planner import StepPlanner
 
-# So many sizes in turn may be slower than the best one before larger ones are no longer tried.
+# After this many sizes in a row that are slower than the best one, the search tries no larger ones.
 _SLOWER_SIZES = 2
 _TIMED_UPDATES = 2
 
 
 @dataclass(frozen=True)
 class BestBatch(BatchTable):
-    """The result of `best_batch` says what was tried, and has the model train in the fastest way.
+    """The result of `best_batch`: the ways that were tried, and a method that installs the fastest one.
 
     Args:
-        plan: of the fastest way.
+        plan: the plan of the fastest way.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> quick = {"options": Options(costs="flops"), "time_limit_s": 1, "progress": False}
+    >>> found = best_batch(model, effective_batch_size=7, budget="64MiB", **quick)
+    >>> found.batch_size * found.accumulation_steps, len(found.trials) > 0
+    (7, True)
     """
 
     plan: Plan
@@ -62,10 +71,10 @@ class BestBatch(BatchTable):
         return self.best.accumulation_steps
 
     def install(self) -> Plan:
-        """Makes the model train so: with an optimizer that accumulates, and the planned step for its micro-batch.
+        """Installs the fastest way: an optimizer that accumulates gradients, and the planned step for its micro-batch.
 
-        The step is planned once more, with that optimizer, which goes on from where the present one is; where that
-        fails or is interrupted, the model keeps the present one. `fit` is to be given `batch_size=found.batch_size`.
+        The step is planned again with that optimizer, which continues from the state of the present one. If that fails
+        or is interrupted, the model keeps the present optimizer. Pass `batch_size=found.batch_size` to `fit`.
         """
         model = self._step.model
         before = model.optimizer
@@ -94,21 +103,31 @@ def best_batch(
     """Finds the micro-batch, the gradient accumulation and the plan that train on the most samples per second.
 
     A batch of `effective_batch_size` rows is one step, or several steps of a smaller micro-batch whose gradients
-    Keras's optimizer accumulates. Small micro-batches fit with the stock step, larger ones only rematerialized. The
+    Keras's optimizer accumulates. Small micro-batches fit with the stock step, and larger ones only rematerialized. The
     search runs whole updates on zeros to measure which is fastest. It starts with the largest micro-batch whose stock
     step is predicted to fit, and tries larger and smaller ones as long as they are faster. It installs nothing and
     leaves the model's state unchanged; call `found.install()`.
 
     Args:
-        effective_batch_size: rows per update of the weights; the search tries its divisors.
+        model: the compiled model.
+        effective_batch_size: rows per update of the weights. The search tries its divisors.
         data: as in `rematerialize`. Its first batch provides the shapes that the model does not declare.
         budget: bytes, "6GiB", or "auto", the device's free memory minus a margin. It covers parameters, optimizer
             state, accumulated gradients and the batch.
         time_limit_s, options: as in `rematerialize`, for each micro-batch.
         progress: whether to show a progress bar on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError, BatchError and BudgetError. Raises InfeasibleBudgetError if even one row does not fit,
-    and SearchInterrupt on Ctrl-C: its `found` is the best result so far, or None.
+    Returns:
+        The ways that were tried. `found.install()` installs the fastest.
+
+    Raises:
+        UnsupportedModelError: if `rematerialize` would refuse the model.
+        BatchError: if the effective batch size or the data are not valid.
+        BudgetError: if the budget cannot be read.
+        InfeasibleBudgetError: if even one row does not fit.
+        SearchInterrupt: on Ctrl-C. Its `found` is the best result so far, or None.
+
+    Example:
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
@@ -153,7 +172,7 @@ def best_batch(
 
 @dataclass
 class _Search:
-    """A search tries micro-batches, each once: stock where that keeps within the budget, else rematerialized."""
+    """Tries micro-batches, each once: with the stock step if that stays within the budget, otherwise rematerialized."""
 
     step: SizedStep
     request: Request
@@ -166,7 +185,7 @@ class _Search:
     refusal: InfeasibleBudgetError | None = None
 
     def run(self, first: int) -> None:
-        """Tries sizes around the first one, as far as they get faster."""
+        """Tries sizes around the first one, as long as they get faster."""
         best = self.try_size(first)
         slower = 0
         for size in [size for size in self.sizes if size > first]:
@@ -203,7 +222,7 @@ class _Search:
         return trial
 
     def measure(self, entry: Entry, batch: Batch, num_steps: int) -> BatchTrial:
-        """Runs a whole update; refused where that takes more than the budget."""
+        """Runs a whole update. It is refused if it takes more than the budget."""
         assert entry.planned is not None
         planned, size = entry.planned, self.sizes[-1] // num_steps
         update_s, took_bytes = run_update(
@@ -225,7 +244,7 @@ class _Search:
         return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
 
     def describe(self) -> BestBatch:
-        """Returns the best of the sizes that were tried, some of which fits."""
+        """Returns the best of the tried sizes, of which at least one fits."""
         trials = tuple(self.trials[size] for size in sorted(self.trials))
         best = max(trials, key=lambda trial: trial.samples_per_s)
         model = self.step.model
@@ -244,25 +263,25 @@ class _Search:
 
 
 def find_stock_size(step: SizedStep, sizes: Sequence[int], budget_bytes: int) -> int:
-    """Predicts the largest size that fits without rematerialization; the smallest where none does."""
+    """Predicts the largest size that fits without rematerialization; returns the smallest if none does."""
     small, large = sizes[0], sizes[-1]
     low, high = (simulate_stock(step.trace(size).graph).peak_bytes for size in (small, large))
     most = small
-    for size in sizes[1:]:  # what a step takes grows with its rows
+    for size in sizes[1:]:  # the memory of a step grows with its rows
         if low + (size - small) / (large - small) * (high - low) <= budget_bytes:
             most = size
     return most
 
 
 def run_update(step: Callable[[], Any], variables: Sequence[Any], num_steps: int) -> tuple[float, int | None]:
-    """Runs updates of so many steps, and puts the variables back: the seconds of the fastest, and the peak.
+    """Runs updates of so many steps, and restores the variables. Returns the seconds of the fastest, and the peak.
 
-    The peak is in bytes above those in use before, and None where the device does not report it. An interrupt waits for
+    The peak is in bytes above those in use before, and None if the device does not report it. An interrupt waits for
     the running step.
     """
     times = []
     with hold_interrupts() as let_interrupt_through, keep_state(variables):
-        step()  # prepares what the later ones, those of training, find
+        step()  # prepares the state that later steps, like those of training, find
 
         def run() -> None:
             for _ in range(_TIMED_UPDATES):

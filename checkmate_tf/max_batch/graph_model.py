@@ -9,19 +9,19 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.scaling import fit_batch_scaling
 
-# A model that misses a graph by more than this share of its bytes does not fit it.
+# A model whose error exceeds this share of a graph's bytes does not fit it.
 _TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class SizeModel:
-    """A size model gives bytes and costs as polynomials of the size, divided by the largest size traced.
+    """Bytes and costs as polynomials of the size, divided by the largest size traced.
 
     Args:
-        like: gives the nodes and values, which are the same at every size.
+        like: the graph whose nodes and values all sizes have.
         value_bytes, workspace_bytes, costs: coefficients, the constant first, [degree + 1, num_values or num_nodes].
         resident_bytes: coefficients, [degree + 1, 1].
-        cost_error: by how much the step's cost was missed at worst, as a share of it, at the sizes taken.
+        cost_error: largest relative error of the step's cost at the traced sizes.
     """
 
     like: Graph
@@ -33,7 +33,7 @@ class SizeModel:
     cost_error: float
 
     def evaluate(self, size: int) -> Graph:
-        """Returns the graph at a size."""
+        """Returns the graph of a size."""
         value_bytes, workspace_bytes, costs, resident_bytes = (
             np.maximum(np.rint(_evaluate(size / self.largest, coefficients)), 0).astype(np.int64).tolist()
             for coefficients in (self.value_bytes, self.workspace_bytes, self.costs, self.resident_bytes)
@@ -49,15 +49,15 @@ class SizeModel:
 
 
 def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
-    """Fits a model to the graphs of one step by size, all of the same nodes and values.
+    """Fits a model to the graphs of one step by size, all with the same nodes and values.
 
-    Costs in ns that grow by a straight line are fitted as `fit_batch_scaling` does, never falling.
+    Costs in ns that grow linearly are fitted as `fit_batch_scaling` does, and never fall.
 
     Args:
-        graphs: at least `degree` + 2 of them, so that there is an error to see.
-        degree: 1 where bytes grow by a straight line, as they do with the batch.
+        graphs: at least `degree` + 2 of them, so that the error can be estimated.
+        degree: 1 if bytes grow linearly, as they do with the batch.
 
-    Raises UnsupportedModelError where bytes do not grow so.
+    Raises UnsupportedModelError if bytes do not grow so.
     """
     if len(graphs) < degree + 2:
         raise ValueError(f"{len(graphs)} graphs are too few for a model of degree {degree}")
@@ -100,6 +100,6 @@ def _evaluate(share: float, coefficients: np.ndarray) -> np.ndarray:
 
 
 def _rename_types(graph: Graph, like: Graph) -> Graph:
-    """Copies the node types of another graph: at small sizes other operations of a node are worth naming."""
+    """Copies the node types of another graph, because other operations of a node stand out at small sizes."""
     nodes = tuple(replace(node, op_type=other.op_type) for node, other in zip(graph.nodes, like.nodes, strict=True))
     return replace(graph, nodes=nodes)

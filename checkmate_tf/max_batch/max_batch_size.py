@@ -1,4 +1,4 @@
-"""Finds the largest batch, or image or sequence, whose rematerialized training step fits a memory budget."""
+"""Finds the largest batch, image or sequence whose rematerialized training step fits a memory budget."""
 
 import math
 import time
@@ -42,15 +42,15 @@ from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.training.remat_scope import add_remat_scopes
 
 _GAP = 0.005
-# At most so many runs of the solver; the last sizes are found by running steps alone.
+# The largest number of runs of the solver. The last sizes are found by running steps alone.
 _MOST_SOLVES = 10
 # For each process that runs a step.
 _RUN_TIMEOUT_S = 600.0
-# The least budget is searched in this share of the solver's time, at so many budgets up to the stock peak.
+# The least budget is searched in this share of the solver's time, at this many budgets up to the stock peak.
 _LEAST_SHARE = 0.2
 _LEAST_BUDGETS = 4
-# The least budget that is named leaves this share of the bytes beside the resident ones: on the way to the smallest
-# size larger ones are run, which take a little more than was predicted, and the search then plans for less.
+# An error names a least budget that leaves this share of the bytes beside the resident ones unused. On the way to the
+# smallest size, larger ones run, take a little more than predicted, and make the search plan for less.
 _NAMED_MARGIN = 0.1
 
 
@@ -76,12 +76,13 @@ def max_batch_size(
     the peak of the module that XLA compiles decides. The search installs nothing; call `found.install()`.
 
     Args:
+        model: the compiled model.
         batch_size: rows of the batch, if the axis is not the batch.
         data: as in `rematerialize`. Its first batch provides the shapes that the model does not declare.
-        budget: bytes, "6GiB", or "auto", the device's free memory minus a margin. It covers parameters,
-            optimizer state and the batch.
-        max_overhead: limit on the predicted extra cost: "one forward pass" (Checkmate, constraint (10)), a share such
-            as "10%" or 0.1, or None for no limit.
+        budget: bytes, "6GiB", or "auto", the device's free memory minus a margin. It covers parameters, optimizer state
+            and the batch.
+        max_overhead: limit on the predicted extra cost: "one forward pass" (Checkmate, constraint (10)), a fraction
+            such as "10%" or 0.1, or None for no limit.
         axis: the dimension to enlarge: "batch"; "height", "width" or "image" (both) of images; "length" of sequences.
             The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` restricts the sizes.
         time_limit_s: seconds for all runs of the solver together.
@@ -91,9 +92,18 @@ def max_batch_size(
             of 2 %.
         progress: whether to show a progress bar on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError (also if the training graph changes with the size), BatchError and BudgetError. Raises
-    InfeasibleBudgetError if even the smallest size does not fit, and SearchInterrupt, with the best result so far, on
-    Ctrl-C.
+    Returns:
+        The largest size, with its plan. `found.install()` installs the plan.
+
+    Raises:
+        UnsupportedModelError: if `rematerialize` would refuse the model, or if its training graph changes with the
+            size.
+        BatchError: if the axis or the data are not valid.
+        BudgetError: if the budget or the overhead cannot be read.
+        InfeasibleBudgetError: if even the smallest size does not fit.
+        SearchInterrupt: on Ctrl-C. Its `found` is the best result so far, or None.
+
+    Example:
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
@@ -132,7 +142,7 @@ def max_batch_size(
 
 
 def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
-    """Returns the overhead that one more forward pass is (Checkmate, constraint (10)), or the share itself."""
+    """Returns the overhead of one more forward pass (Checkmate, constraint (10)), or the given fraction."""
     if not isinstance(share, str):
         return share
     forward = sum(node.cost for node in graph.nodes if not node.is_backward)
@@ -141,12 +151,12 @@ def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | No
 
 @dataclass(frozen=True)
 class _Finder:
-    """A finder looks for the largest size of one model, and describes its finding.
+    """Finds the largest size of one model, and describes the result.
 
     Args:
-        request: with the budget in bytes.
-        share: of the stock cost, that the overhead may be, or "one forward pass"; None for any.
-        started: when, by `time.perf_counter`.
+        request: the request, with the budget in bytes.
+        share: limit of the overhead, as a fraction of the stock cost or "one forward pass"; None for no limit.
+        started: time of the start, by `time.perf_counter`.
     """
 
     modelled: ModelledStep
@@ -160,11 +170,11 @@ class _Finder:
 
     @property
     def axis(self) -> str:
-        """Returns the name of what is made as large as can be."""
+        """Returns the name of the dimension to enlarge."""
         return self.modelled.step.axis
 
     def find(self) -> MaxBatch:
-        """Raises InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt on Ctrl-C."""
+        """Finds the largest size. Raises InfeasibleBudgetError if none fits, and SearchInterrupt on Ctrl-C."""
         disable = None if self.request.progress else True
         with tqdm(desc=f"largest {self.axis}", total=_MOST_SOLVES, unit="solve", disable=disable, leave=False) as bar:
 
@@ -174,7 +184,7 @@ class _Finder:
 
             search = SizeSearch(self.make_problem(), report)
             try:
-                with plan_alone():  # an interrupt must leave a mode to describe in
+                with plan_alone():  # after an interrupt, the result still has to be described
                     best = search.search() or self.try_least_memory(search)
             except KeyboardInterrupt as interrupt:
                 best = search.best or search.find_predicted()
@@ -185,7 +195,7 @@ class _Finder:
         return self.describe(search, best)
 
     def make_problem(self) -> SizeProblem:
-        """Says what to search in, and with what means."""
+        """Returns the sizes to search, and the functions that the search calls."""
         return SizeProblem(
             graph_at=self.modelled.find_graph,
             budget_bytes=self.budget_bytes,
@@ -199,7 +209,7 @@ class _Finder:
         )
 
     def solve(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
-        """Solves for one size, beginning with a schedule known from another where the solver can."""
+        """Solves for one size, beginning with a schedule known from another size if the solver can."""
         solver = self.request.options.solver
         asked = AskedGraph.of(graph, self.constraints)
         if solver == "auto":
@@ -216,7 +226,7 @@ class _Finder:
         return self.modelled.arrange(graph, asked.take_back(solution))
 
     def try_least_memory(self, search: SizeSearch) -> LargestSize | None:
-        """Tries the smallest size by the schedule of least memory that has the overhead allowed."""
+        """Tries the smallest size with the schedule of least memory within the allowed overhead."""
         schedule = self.find_least_memory(search.get_graph(0), search.find_allowed_overhead(0))
         search.schedules.append(schedule)
         if search.problem.run is not None:
@@ -224,7 +234,7 @@ class _Finder:
         return search.best
 
     def find_least_memory(self, graph: Graph, allowed_overhead: float | None) -> Schedule:
-        """Finds the schedule of least memory that has the overhead allowed."""
+        """Returns the schedule of least memory within the allowed overhead."""
         order, seed = self.request.options.order, self.request.options.seed
         limit_s = _LEAST_SHARE * self.request.time_limit_s
         asked = AskedGraph.of(graph, self.constraints)
@@ -239,7 +249,7 @@ class _Finder:
         return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule
 
     def describe(self, search: SizeSearch, best: LargestSize) -> MaxBatch:
-        """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
+        """Returns the result with its plan: that of its schedule, with the measurements if its step ran."""
         modelled, batch_size = self.modelled, self.modelled.step.batch_size
         step = modelled.make_step(best.size)
         ready = plan_known_schedule(
@@ -274,14 +284,14 @@ def _name_solver(solver: str | Solver) -> str:
 
 
 def _read_run(run: ProcessRun | None) -> StepRun | None:
-    """Returns the measurements that a process made of a step; None where it did not, or no step ran."""
+    """Returns a process's measurements of a step; None if there are none."""
     if run is None or run.measured_peak_bytes is None:
         return None
     return StepRun(run.measured_peak_bytes, run.step_time_s)
 
 
 def _explain_infeasible(search: SizeSearch, axis: str) -> InfeasibleBudgetError:
-    """Says why the smallest size does not fit; the schedule of least memory was tried last."""
+    """Returns the reason why the smallest size does not fit, after the schedule of least memory was tried."""
     problem, graph = search.problem, search.get_graph(0)
     bound, simulation = find_peak_bound(graph), simulate(graph, search.schedules[-1])
     proved = bound.peak_bytes > problem.budget_bytes

@@ -1,4 +1,4 @@
-"""Makes a training step known at every size: it is traced at a few, and modelled between and beyond."""
+"""Describes a training step at every size: it is traced at a few, and modelled between and beyond them."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -22,21 +22,21 @@ from checkmate_tf.solvers import Solution
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
 
-# Until a run tells, the allocator is expected to add this share of the bytes beside the resident ones.
+# Before the first run, the allocator is expected to add this share of the bytes beside the resident ones.
 MARGIN = 0.02
-# A graph is first traced at these sizes: small, but large enough that broadcasting treats them as any other.
+# A graph is first traced at these sizes, which are small, but large enough that broadcasting is not special.
 _FIRST_SIZE = {"batch": 8, "height": 64, "width": 64, "image": 64, "length": 64}
 
 
 @dataclass(frozen=True, eq=False)
 class ModelledStep:
-    """A modelled step is one whose graph is known at every size: traced at a few, modelled between and beyond.
+    """A step whose graph is known at every size: traced at a few, and modelled between and beyond them.
 
     Args:
-        reference: the trace that says, for every size, what the nodes and values are.
-        stock_size: the largest that fits without rematerialization, as predicted; None where none does.
-        compiled: the step of the size of `reference`, where XLA compiles it; else None.
-        graphs: by size, as they were asked for.
+        reference: the trace that defines the nodes and values of every size.
+        stock_size: the predicted largest size that fits without rematerialization; None if none does.
+        compiled: the step of the size of `reference`, if XLA compiles it; otherwise None.
+        graphs: the graphs requested so far, by size.
     """
 
     step: SizedStep
@@ -72,23 +72,23 @@ class ModelledStep:
         return self.graphs[size]
 
     def steer(self, options: Options) -> tuple[Steering, ...]:
-        """Finds the nodes that patterns constrain, at any size. Raises PatternError where that is none."""
+        """Returns the nodes that patterns constrain, at any size. Raises PatternError if a pattern matches none."""
         if self.compiled is not None:
             return options.steer(self.compiled.graph, self.compiled.origins)
         return options.steer(self.reference.graph, find_origins(self.reference))
 
     def expect_stock(self, size: int) -> int:
-        """Returns the peak bytes that the step of a size is expected to take without rematerialization."""
+        """Returns the expected peak bytes of the stock step of a size."""
         if self.compiled is None:
             return _expect(self.find_graph(size))
         return _resize(self, replace(self.reference, graph=self.sizes.evaluate(size)), size).stock_peak_bytes
 
     def trace(self, size: int) -> TrainingGraph:
-        """Traces the step of a size, with the graph that is modelled."""
+        """Traces the step of a size, and replaces its graph by the modelled one."""
         return replace(self.step.trace(size, self.reference), graph=self.sizes.evaluate(size))
 
     def arrange(self, graph: Graph, solution: Solution) -> Solution:
-        """Returns a solution of the graph of a size as the executor runs it."""
+        """Returns a solution of the graph of a size in the form that the executor runs."""
         if self.compiled is not None:
             xla_graph = replace(self.compiled.xla_graph, graph=graph)
             return arrange_solution(replace(self.compiled, xla_graph=xla_graph), solution)
@@ -97,7 +97,7 @@ class ModelledStep:
         return arrange_solution(step, solution)
 
     def make_step(self, size: int) -> GraphStep | XlaStep:
-        """Returns the step of a size as it is planned: what it takes is known, and it is not measured here."""
+        """Returns the step of a size for planning. Its memory is known, and it is not measured here."""
         traced = self.trace(size)
         if self.compiled is not None:
             return _resize(self, traced, size)
@@ -105,7 +105,7 @@ class ModelledStep:
         return GraphStep(traced, resident, arguments=None, stock=EmittedFunction(traced.function))
 
     def run(self, size: int, schedule: Schedule, *, timeout_s: float) -> ProcessRun:
-        """Runs the step of a size, by a schedule, in a process of its own; compiles it where XLA says what it takes."""
+        """Runs the step of a size, with a schedule, in a process of its own; under XLA, compiles it instead."""
         if self.compiled is None:
             return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
         step = _resize(self, self.trace(size), size)
@@ -115,7 +115,7 @@ class ModelledStep:
 def _fit_model(
     step: SizedStep, taken: list[int], degree: int, costs: CostModel | None
 ) -> tuple[TrainingGraph, SizeModel]:
-    """Fits a model to traces; returns the largest trace too. Without `costs` those of the traces are kept."""
+    """Fits a model to traces, and returns the largest trace, too. Without `costs`, the costs of the traces are kept."""
     reference = step.trace(taken[-1])
     traced = {size: step.trace(size, reference) for size in taken[:-1]} | {taken[-1]: reference}
     if costs is not None:
@@ -129,7 +129,7 @@ def _compile_stock(step: SizedStep, size: int, traced: TrainingGraph) -> XlaStep
 
 
 def _resize(modelled: ModelledStep, traced: TrainingGraph, size: int) -> XlaStep:
-    """Makes the compiled step that of a size."""
+    """Returns the compiled step as one of the size."""
     assert modelled.compiled is not None
     step = modelled.step
     resident = step.count_resident_bytes(size, modelled.reference)
@@ -137,13 +137,13 @@ def _resize(modelled: ModelledStep, traced: TrainingGraph, size: int) -> XlaStep
 
 
 def _find_stock_size(peak_at: Callable[[int], int], sizes: range, budget_bytes: int) -> int | None:
-    """Finds the largest size whose peak is within the budget without rematerialization."""
+    """Returns the largest size whose peak is within the budget without rematerialization."""
     fitting = bisect_right(sizes, budget_bytes, key=peak_at)
     return sizes[fitting - 1] if fitting else None
 
 
 def _expect(graph: Graph) -> int:
-    """Returns the peak bytes that a stock step is expected to take, with what the allocator adds."""
+    """Returns the expected peak bytes of a stock step, including the bytes that the allocator adds."""
     return graph.resident_bytes + int((simulate_stock(graph).peak_bytes - graph.resident_bytes) * (1 + MARGIN))
 
 

@@ -1,4 +1,4 @@
-"""Holds the largest size found and what was tried on the way, and prints both."""
+"""Defines the result of `max_batch_size`, which can be printed and installed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,27 @@ from checkmate_tf.training.installed_step import InstalledStep, find_installed_s
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The result of `max_batch_size` holds the largest size found, and what was tried on the way.
+    """The result of `max_batch_size`: the largest size, its plan, and all sizes that were tried.
 
     Args:
         size: rows of the batch, or the size of another axis.
         batch_size: rows; `size` itself for the axis "batch".
-        stock_size: the largest that fits without rematerialization, as predicted; None where none does.
-        confirmed: the step of this size really ran within the budget, or was compiled to keep within it by XLA.
-        beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
-        cost_error: how far the model of costs was off at worst at the sizes that it was made from.
-        plan: for this size; `install` makes the model train so.
+        stock_size: the predicted largest size that fits without rematerialization; None if none does.
+        confirmed: whether the step of this size ran within the budget, or XLA compiled it to stay within the budget.
+        beyond: a text about larger sizes: the next one ran above the budget, or the search ended before it.
+        cost_error: largest relative error of the cost model at the traced sizes.
+        plan: the plan for this size. `install` installs it.
+
+    Example:
+
+    >>> import keras
+    >>> from checkmate_tf import Axis, Options, max_batch_size
+    >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> quick = {"options": Options(costs="flops"), "time_limit_s": 1, "measure": False, "progress": False}
+    >>> found = max_batch_size(model, budget="64MiB", axis=Axis("batch", maximum=32), **quick)
+    >>> found.size, found.confirmed, found.plan.predicted_peak_bytes <= found.budget_bytes
+    (32, False, True)
     """
 
     axis: str
@@ -50,13 +61,13 @@ class MaxBatch:
 
     @property
     def num_solves(self) -> int:
-        """Counts the runs of the solver."""
+        """Returns the number of runs of the solver."""
         return sum(trial.kind == "solve" for trial in self.trials)
 
     def install(self) -> Plan:
-        """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
+        """Makes `model.fit` run this step, as `rematerialize` does. `restore` removes it."""
         step = self._modelled.step
-        reserve_pool(self.plan.stock_peak_bytes)  # the step ran in a process of its own, whose pool had room for it
+        reserve_pool(self.plan.stock_peak_bytes)  # the step ran in another process, whose pool had room for it
         install = find_installed_step(step.model) or InstalledStep(step.model, self._request)
         install.take(step.make_spec(self.size), self._ready, self._traced, self._request)
         install.install()
@@ -102,7 +113,7 @@ def tabulate_trials(trials: Sequence[Trial]) -> str:
 
 
 def format_or_dash(figure: Any, form: Callable[[Any], str]) -> str:
-    """Formats a figure; gives a dash for None."""
+    """Returns a figure as text; a dash for None."""
     return "-" if figure is None else form(figure)
 
 

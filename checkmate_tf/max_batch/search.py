@@ -1,13 +1,13 @@
-"""Searches for the largest size, such as the batch, whose step fits: a solver predicts it, and runs confirm it.
+"""Searches for the largest size, such as the batch, whose step fits. A solver predicts it, and runs confirm it.
 
-Sizes are held to a bracket: `low` fits with a schedule that is known, `high` does not fit. A schedule found at one size
-serves at others too, so that each solve moves the bracket as far as it goes. What the allocator takes beyond the bytes
-asked for is a factor, at first a margin and then what the last run measured; a run that ends without a measured peak,
-out of memory, limits the bytes instead, halfway to what did run. With these both ends move.
+The search keeps a bracket of sizes: `low` fits with a known schedule, and `high` does not fit. A schedule found at one
+size serves other sizes, too, so each solve moves the bracket as far as possible. The bytes that the allocator adds are
+a factor: at first a margin, and then the factor measured in the last run. A run that ends without a measured peak, out
+of memory, limits the bytes instead, halfway to those that did run. Both ends move with these.
 
-What that leaves is closed by runs alone: the schedule confirmed runs at larger sizes, until one that ran and one that
-failed are next to each other. Peaks grow with the size only but for chunks, and differ from run to run by what runs at
-the same time, a few percent in all: a size that failed once, with whatever schedule, counts as failing.
+Runs alone close the rest of the bracket. The confirmed schedule runs at larger sizes, until a size that ran and one
+that failed are adjacent. Peaks grow with the size except for the allocator's chunks, and differ from run to run by a
+few percent, because operations run side by side. A size that failed once, with any schedule, counts as failing.
 """
 
 from bisect import bisect_left
@@ -22,18 +22,24 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_peak_bound, simulate
 from checkmate_tf.solvers import Solution, Status
 
-# The next schedule's chunks differ a little from those measured, and more where runs failed already.
+# The next schedule's chunks differ a little from those measured, and more if runs have failed already.
 _SLACK = 0.003
 _SLACK_FOR_FAILURES = 0.03
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial is one size tried: by a solver, or by running the step.
+    """One size that was tried, by a solver or by running the step.
 
     Args:
-        target_bytes: what the schedule had to keep within: the budget less what the allocator is taken to add.
-        overhead, allowed_overhead, least_overhead: predicted; the last is a proved bound. None where there is none.
+        target_bytes: limit of the schedule: the budget less the bytes that the allocator is expected to add.
+        overhead, allowed_overhead, least_overhead: predicted. The last is a proved bound. None if not known.
+
+    Example:
+
+    >>> trial = Trial(size=64, kind="solve", outcome="found", fits=True, target_bytes=1000, overhead=0.05)
+    >>> trial.fits, trial.measured_peak_bytes
+    (True, None)
     """
 
     size: int
@@ -52,18 +58,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class SizeProblem:
-    """A problem says what to search in, and with what means.
+    """The sizes to search, and the functions that the search calls.
 
     Args:
-        graph_at: the training graph at a size, with its resident bytes.
-        sizes: those allowed, ascending.
-        allowed_overhead: of a graph; None for any.
-        solve: a schedule for a graph within so many bytes, beginning with a schedule known from another size.
-        run: a step of a size, by a schedule; None to predict only.
-        max_solves: at most so many calls of `solve`.
-        max_runs: at most so many calls of `run`.
-        margin: of the bytes beside the resident ones, for the allocator, until a run tells.
-        constraints: on the nodes of the graph of any size, which `solve` keeps to.
+        graph_at: returns the training graph of a size, with its resident bytes.
+        sizes: the allowed sizes, in ascending order.
+        allowed_overhead: returns the limit for a graph; None for no limit.
+        solve: finds a schedule for a graph within so many bytes, beginning with a schedule known from another size.
+        run: runs the step of a size with a schedule; None to predict only.
+        max_solves: largest number of calls of `solve`.
+        max_runs: largest number of calls of `run`.
+        margin: share of the bytes beside the resident ones that the allocator is expected to add before the first run.
+        constraints: constraints on the nodes of the graph of any size, which `solve` respects.
     """
 
     graph_at: Callable[[int], Graph]
@@ -80,7 +86,7 @@ class SizeProblem:
 
 @dataclass(frozen=True)
 class LargestSize:
-    """This is the largest size found; `run` is None where it was only predicted."""
+    """The largest size found. `run` is None if it was only predicted."""
 
     size: int
     schedule: Schedule
@@ -89,7 +95,7 @@ class LargestSize:
 
 @dataclass(frozen=True)
 class _Miss:
-    """A miss is a size that did not fit so many bytes beside the resident ones."""
+    """A size that did not fit with so many bytes beside the resident ones."""
 
     index: int
     beside_bytes: int
@@ -98,7 +104,7 @@ class _Miss:
 
 @dataclass
 class SizeSearch:
-    """A size search keeps all that it knows in `trials` and `best`, which stay readable when it is interrupted."""
+    """The search. All its knowledge is in `trials` and `best`, which stay readable when it is interrupted."""
 
     problem: SizeProblem
     on_trial: Callable[[Trial], None] = lambda trial: None
@@ -116,13 +122,13 @@ class SizeSearch:
 
     @property
     def best(self) -> LargestSize | None:
-        """Returns the largest size confirmed, or known to fit where no step is run; None where there is none yet."""
+        """Returns the largest confirmed size; if no step is run, the largest known to fit. None while there is none."""
         if self.problem.run is not None:
             return self.confirmed
         return self.find_predicted()
 
     def search(self) -> LargestSize | None:
-        """Finds the largest size; None where none fits, or none that was run did."""
+        """Finds the largest size; None if none fits, or if none that ran did."""
         while True:
             self.narrow()
             candidate = self.find_predicted()
@@ -135,11 +141,11 @@ class SizeSearch:
             self.confirm(candidate)
 
     def count_trials(self, kind: str) -> int:
-        """Trials of a kind, "solve" or "run"."""
+        """Returns the number of trials of a kind, "solve" or "run"."""
         return sum(trial.kind == kind for trial in self.trials)
 
     def find_predicted(self) -> LargestSize | None:
-        """Finds the largest size that a known schedule fits at, with the cheapest such schedule."""
+        """Returns the largest size that fits with a known schedule, with the cheapest such schedule."""
         index = self.find_low()
         if index is None:
             return None
@@ -148,7 +154,7 @@ class SizeSearch:
         return LargestSize(self.problem.sizes[index], min(fitting, key=lambda schedule: simulate(graph, schedule).cost))
 
     def narrow(self) -> None:
-        """Solves between `low` and `high` until they meet; until a run has told, to a quarter of the margin."""
+        """Solves between `low` and `high` until they meet; before the first run, only to a quarter of the margin."""
         while self.count_trials("solve") < self.problem.max_solves:
             low, high = self.find_low(), self.find_high()
             if self.confirmed is not None:
@@ -161,8 +167,9 @@ class SizeSearch:
             self.try_size(0 if low is None else self.choose_between(low, high))
 
     def choose_larger(self, confirmed: LargestSize) -> LargestSize | None:
-        """Chooses a larger size for the confirmed schedule: where it should just fit, in turn with halfway to the next
-        failure. Returns None where no size is left.
+        """Chooses a larger size for the confirmed schedule; None if no size is left.
+
+        It alternates between the size that should just fit and the middle between it and the next failure.
         """
         assert confirmed.run is not None
         assert confirmed.run.measured_peak_bytes is not None
@@ -186,12 +193,12 @@ class SizeSearch:
         return LargestSize(sizes[min(max(index, low + 1), high - 1)], schedule)
 
     def find_failure_above(self, size: int, kind: str = "run") -> Trial | None:
-        """Finds the trial of the smallest larger size that did not fit."""
+        """Returns the trial of the smallest larger size that did not fit."""
         failed = [trial for trial in self.trials if trial.kind == kind and not trial.fits and trial.size > size]
         return min(failed, key=lambda trial: trial.size, default=None)
 
     def describe_beyond(self, best: LargestSize) -> str:
-        """Says what is known of the sizes above the best one."""
+        """Returns a text about the sizes above the best one."""
         if best.size == self.problem.sizes[-1]:
             return "the largest allowed"
         following = best.size + self.problem.sizes.step
@@ -205,12 +212,12 @@ class SizeSearch:
         return "no larger one was tried"
 
     def find_low(self) -> int | None:
-        """Finds the index of the largest size that a known schedule fits at."""
+        """Returns the index of the largest size that fits with a known schedule."""
         found = [self.find_largest_index(number) for number in range(len(self.schedules))]
         return max((index for index in found if index is not None), default=None)
 
     def find_high(self) -> int:
-        """Finds the index of the smallest size that is known, or expected from what is known, not to fit."""
+        """Returns the index of the smallest size that is known, or expected, not to fit."""
         ends = [
             self.find_first(
                 lambda index: find_peak_bound(self.get_graph(index)).peak_bytes > self.find_target_bytes(index)
@@ -224,7 +231,7 @@ class SizeSearch:
         return min(ends)
 
     def choose_between(self, low: int, high: int) -> int:
-        """Chooses the next size: where the overhead should reach what is allowed, in turn with the middle."""
+        """Chooses the next size: in turn, where the overhead should reach its limit, and the middle."""
         sizes = self.problem.sizes
         middle = self.find_index_from((sizes[low] * sizes[min(high, len(sizes) - 1)]) ** 0.5)
         here = self.find_predicted()
@@ -275,7 +282,7 @@ class SizeSearch:
         self.report(trial)
 
     def confirm(self, candidate: LargestSize) -> None:
-        """Runs the step, and learns what the allocator adds."""
+        """Runs the step, and updates the factor of the allocator."""
         assert self.problem.run is not None
         index = self.problem.sizes.index(candidate.size)
         graph = self.get_graph(index)
@@ -311,7 +318,7 @@ class SizeSearch:
         )
 
     def report(self, trial: Trial) -> None:
-        """Notes a trial, and shows it to the caller."""
+        """Records a trial, and reports it to the caller."""
         self.trials.append(trial)
         self.on_trial(trial)
 
@@ -320,9 +327,7 @@ class SizeSearch:
         return self.problem.graph_at(self.problem.sizes[index])
 
     def find_target_bytes(self, index: int) -> int:
-        """Finds the bytes that a schedule may ask for so that, with what the allocator adds, it keeps within the
-        budget.
-        """
+        """Returns the bytes that a schedule may request so that the step, with those that the allocator adds, fits."""
         resident_bytes = self.get_graph(index).resident_bytes
         target_bytes = resident_bytes + max(int((self.problem.budget_bytes - resident_bytes) / self.factor), 0)
         if self.ran_out_bytes is None:
@@ -330,26 +335,26 @@ class SizeSearch:
         return min(target_bytes, (max(self.ran_bytes, resident_bytes) + self.ran_out_bytes) // 2)
 
     def find_allowed_overhead(self, index: int) -> float | None:
-        """Finds the overhead allowed at a size; None for any."""
+        """Returns the overhead allowed at a size; None for no limit."""
         return self.problem.allowed_overhead(self.get_graph(index))
 
     def is_allowed(self, index: int, schedule: Schedule) -> bool:
-        """Returns whether a schedule keeps within the overhead allowed at a size."""
+        """Returns whether a schedule is within the overhead allowed at a size."""
         allowed = self.find_allowed_overhead(index)
         return allowed is None or simulate(self.get_graph(index), schedule).overhead <= allowed
 
     def count_beside_bytes(self, index: int, schedule: Schedule) -> int:
-        """Counts what a schedule asks for beside the resident bytes."""
+        """Returns the bytes that a schedule requests beside the resident bytes."""
         graph = self.get_graph(index)
         return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
 
     def fits(self, index: int, schedule: Schedule) -> bool:
-        """Returns whether a schedule keeps within the bytes and the overhead of a size."""
+        """Returns whether a schedule is within the bytes and the overhead of a size."""
         peak_bytes = simulate(self.get_graph(index), schedule).peak_bytes
         return peak_bytes <= self.find_target_bytes(index) and self.is_allowed(index, schedule)
 
     def find_largest_index(self, number: int) -> int | None:
-        """Finds the index of the largest size at which a schedule fits."""
+        """Returns the index of the largest size at which a schedule fits."""
         known = (number, self.factor, self.ran_bytes, self.ran_out_bytes)
         if known not in self._largest:
             index = self.find_first(lambda index: not self.fits(index, self.schedules[number]))
@@ -357,10 +362,10 @@ class SizeSearch:
         return self._largest[known]
 
     def find_first(self, missed: Callable[[int], bool]) -> int:
-        """Finds the first index that is missed, the number of sizes where none is; larger sizes are missed too."""
+        """Returns the first index that fails; the number of sizes if none does. All larger sizes fail, too."""
         return bisect_left(range(len(self.problem.sizes)), True, key=missed)
 
     def find_index_from(self, size: float) -> int:
-        """Finds the index of the first size that is at least this large."""
+        """Returns the index of the first size that is at least this large."""
         sizes = self.problem.sizes
         return min(max(-int((sizes.start - size) // sizes.step), 0), len(sizes))

@@ -30,11 +30,18 @@ _DIMENSIONS = {"batch": (0,), "height": (1,), "width": (2,), "image": (1, 2), "l
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis is what to make as large as can be, and the sizes allowed.
+    """The dimension to enlarge, and the allowed sizes.
 
     Args:
         name: "batch"; "height", "width" or "image" (both) of images; "length" of sequences.
         minimum: the smallest size allowed; by default that of `multiple_of`.
+        maximum: the largest size allowed.
+        multiple_of: sizes are multiples of this.
+
+    Raises:
+        BatchError: for an unknown name, or if no size is allowed.
+
+    Example:
 
     >>> Axis("batch", maximum=32, multiple_of=8).list_sizes()
     range(8, 33, 8)
@@ -46,13 +53,13 @@ class Axis:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        """Raises BatchError for an unknown name, and where no size is allowed."""
+        """Raises BatchError for an unknown name, or if no size is allowed."""
         if not isinstance(self.name, str) or self.name not in _DIMENSIONS:
             raise BatchError(f"axis {quote(self.name)} is unknown; use one of {', '.join(_DIMENSIONS)}")
         self.list_sizes()
 
     def list_sizes(self) -> range:
-        """Lists the sizes allowed. Raises BatchError where there is none."""
+        """Lists the sizes allowed. Raises BatchError if there is none."""
         multiple_of, maximum = check_size(self.multiple_of, "multiple_of"), check_size(self.maximum, "maximum")
         minimum = multiple_of if self.minimum is None else check_size(self.minimum, "minimum")
         sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
@@ -63,14 +70,14 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class SizedStep:
-    """Traces and runs the step; nothing is installed in the model.
+    """Traces and runs the step of any size. Nothing is installed in the model.
 
     Args:
-        axis: what a size is of.
-        batch_size: rows, where the axis is not the batch.
-        example: a batch whose shapes stand for those that the model leaves open.
-        chunk_loss, chunk_rows: the loss, and blocks, are computed in chunks of at most so many rows; None where they
-            are not.
+        axis: the dimension of a size.
+        batch_size: rows, if the axis is not the batch.
+        example: a batch that provides the shapes that the model leaves open.
+        chunk_loss, chunk_rows: the loss, and blocks, are computed in chunks of at most so many rows; None if they are
+            not.
     """
 
     model: keras.Model
@@ -90,7 +97,7 @@ class SizedStep:
         chunk_loss: ChunkRows = None,
         chunk_rows: ChunkRows = None,
     ) -> "SizedStep":
-        """Raises BatchError where model and data do not tell the other sizes, or chunks have no number of rows."""
+        """Makes a step. Raises BatchError if other sizes are open, or if chunks have no number of rows."""
         for name, rows in (("chunk_loss", chunk_loss), ("chunk_rows", chunk_rows)):
             if rows == "auto":
                 raise BatchError(
@@ -111,11 +118,11 @@ class SizedStep:
                 f"model {model.name!r} has no input whose {axis} is open; build it with None for that dimension"
             )
         if axis == "batch" and large.replace_rows(2000).key == larger.key:
-            return replace(step, example=large)  # Asking the model for each size takes long.
+            return replace(step, example=large)  # Asking the model for each size would take long.
         return step
 
     def make_spec(self, size: int) -> BatchSpec:
-        """Makes the spec of a batch of a size. Raises BatchError where sizes stay open."""
+        """Returns the spec of a batch of a size. Raises BatchError if sizes stay open."""
         if self.batch_size is not None:
             shape = self.example.flat[0].shape if self.example else ()
             open_sizes = {**dict(enumerate(shape)), **dict.fromkeys(_DIMENSIONS[self.axis], size)}
@@ -125,7 +132,7 @@ class SizedStep:
         return self.example.replace_rows(size)
 
     def count_resident_bytes(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
-        """Counts what is always held; `traced` is the step of any size where there is one already."""
+        """Returns the bytes that are always held. `traced` is the step of any size, if there is one already."""
         if traced is None:
             return self.trace_model(size).resident
         return count_resident(self.model, self.make_spec(size), traced.function)
@@ -140,7 +147,7 @@ class SizedStep:
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """Traces the training graph of a size, with analytic costs and the nodes and values of `like`.
 
-        Raises UnsupportedModelError where the step has other operations than that of `like`.
+        Raises UnsupportedModelError if the step has other operations than that of `like`.
         """
         traced = self.trace_model(size)
         try:
@@ -154,7 +161,7 @@ class SizedStep:
             ) from error
 
     def complete(self, size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Makes what completes a function of a size's flat batch, in the place of the traced one, to the whole step."""
+        """Returns a function that completes a function of a size's flat batch to the whole step."""
         part = choose_part(self.model, with_metrics=self.chunk_loss is not None)
         return partial(complete_step, part, self.make_spec(size))
 
@@ -162,8 +169,8 @@ class SizedStep:
         """Runs the whole step of a size in a process of its own.
 
         Args:
-            graph: the step of that size, traced.
-            schedule: of its nodes; None for the stock step.
+            graph: the traced graph of the step of that size.
+            schedule: a schedule of its nodes; None for the stock step.
         """
         function = graph.function if schedule is None else emit(graph, arrange(graph, schedule)).function
         simulation = simulate_stock(graph.graph) if schedule is None else simulate(graph.graph, schedule)

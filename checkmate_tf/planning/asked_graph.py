@@ -1,4 +1,4 @@
-"""Makes the graph that a solver is asked about: constrained as the user steers it, its nodes in some input order."""
+"""Makes the graph that a solver solves: constrained by the user's patterns, with its nodes in some input order."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,17 +12,17 @@ from checkmate_tf.solvers import Scheduled, Solution
 
 
 def make_least_schedule(graph: Graph, constraints: Constraints) -> Schedule:
-    """Returns the schedule that computes again only what constraints ask for; the stock one without any."""
+    """Returns the schedule that recomputes only what constraints require; the stock schedule without constraints."""
     constrained = constrain(graph, constraints)
     return constrained.take_back(make_retain_all_schedule(constrained.graph))
 
 
 @dataclass(frozen=True)
 class AskedGraph:
-    """An asked graph stands for another one, the original.
+    """The graph that a solver solves instead of another one, the original.
 
     Args:
-        input_order: of the nodes of the constrained graph.
+        input_order: order of the nodes of the constrained graph.
     """
 
     constrained: ConstrainedGraph
@@ -30,7 +30,7 @@ class AskedGraph:
 
     @staticmethod
     def of(graph: Graph, constraints: Constraints, first: Schedule | None = None) -> "AskedGraph":
-        """Constrains a graph, and orders its nodes as a schedule computes them first; in its own order without one."""
+        """Constrains a graph, and orders its nodes as a schedule first computes them; in its own order without one."""
         constrained = constrain(graph, constraints)
         handed = None if first is None else constrained.hand_over(first)
         nodes = tuple(range(len(constrained.graph.nodes)))
@@ -38,11 +38,11 @@ class AskedGraph:
 
     @cached_property
     def graph(self) -> Graph:
-        """Returns the graph that a solver is asked about."""
+        """Returns the graph for the solver."""
         return self.input_order.arrange(self.constrained.graph)
 
     def allows(self, schedule: Schedule) -> bool:
-        """Returns whether a schedule of the original graph meets the constraints."""
+        """Returns whether a schedule of the original graph satisfies the constraints."""
         return self.constrained.hand_over(schedule) is not None
 
     def hand_over(self, solution: Solution | None) -> Solution | None:

@@ -1,4 +1,4 @@
-"""Describes a schedule that was emitted, and measured where steps are measured."""
+"""Describes a schedule that was emitted and, if steps are measured, its measurement."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from checkmate_tf.solvers import Scheduled, Solution, Status
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt is a schedule that was emitted, and measured where steps are measured."""
+    """A schedule that was emitted and, if steps are measured, its measurement."""
 
     solution: Solution
     function: EmittedFunction
@@ -33,26 +33,26 @@ class Attempt:
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the larger one of the predicted and, where there is one, the measured peak."""
+        """Returns the predicted peak, or the measured one if it is larger."""
         return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """Returns the bytes that the step leaves behind, beyond resident bytes."""
+        """Returns the bytes that the step still holds after its end, beyond resident bytes."""
         return 0 if self.run is None else self.run.held_bytes
 
 
 def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
-    """Makes a schedule the solution of a solver that proves nothing."""
+    """Returns a schedule as the solution of a solver that proves nothing."""
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
     return Solution(status, Scheduled(schedule, simulation), graph.baseline_cost, "free", solver, 0.0, {})
 
 
 def arrange_solution(step: Step, solution: Solution) -> Solution:
-    """Returns a solution whose schedule is as the step's executor runs it.
+    """Returns a solution whose schedule is in the form that the step's executor runs.
 
-    A bound for fixed order is kept where it is one: the schedule may be in another order.
+    A bound for fixed order is dropped if it does not hold for that schedule, which may be in another order.
     """
     if solution.schedule is None:
         return solution

@@ -1,4 +1,4 @@
-"""Chooses in how many chunks a step computes its loss and its blocks, by what the budget leaves."""
+"""Chooses the number of chunks in which a step computes its loss and its blocks, from the room in the budget."""
 
 from collections.abc import Iterator
 
@@ -8,21 +8,22 @@ from checkmate_tf.executors.step import Step
 from checkmate_tf.planning.options import ChunkRows
 from checkmate_tf.simulator import find_peak_bound
 
-# Chunks of fewer rows take longer, as the gradient of a product's matrix is added up once a chunk.
+# Chunks of fewer rows take longer, because each chunk adds to the gradient of a product's matrix.
 _LEAST_ROWS = 128
 # Twice as many chunks must lower the peak by this share of it.
 _LEAST_GAIN = 0.01
 
 
 def list_chunked(step: Step, chunk_loss: ChunkRows, chunk_rows: ChunkRows, target_bytes: int) -> Iterator[Step]:
-    """Lists a step in ever more chunks of rows, each to be planned for where the one before it is infeasible.
+    """Lists a step in more and more chunks of rows. Each is planned for if the one before it is infeasible.
 
     Args:
-        chunk_loss: of the loss: "auto"; or the most rows of a chunk, whatever the target; or None to leave it as it is.
-        chunk_rows: of blocks: the same.
+        chunk_loss: for the loss: "auto"; or the most rows of a chunk, whatever the target; or None to compute it as a
+            whole.
+        chunk_rows: the same for blocks.
 
-    Raises UnsupportedModelError where the loss, or no block, can be computed in chunks of a given number of rows; for
-    "auto" they are left as they are.
+    Raises UnsupportedModelError if the loss, or every block, cannot be computed in chunks of a given number of rows.
+    For "auto", such parts are computed as a whole.
     """
     for chunked in _list_chunked_losses(step, chunk_loss, target_bytes):
         if chunk_rows is None or chunk_rows == "auto":
@@ -34,10 +35,10 @@ def list_chunked(step: Step, chunk_loss: ChunkRows, chunk_rows: ChunkRows, targe
 
 
 def _list_chunked_losses(step: Step, chunk_loss: ChunkRows, target_bytes: int) -> Iterator[Step]:
-    """Lists a step with its loss in ever more chunks.
+    """Lists a step with its loss in more and more chunks.
 
-    The first has as few chunks as are predicted to keep it within a target, nothing computed again. Where no number of
-    chunks does, it has as many as still lower the peak, and the solver does the rest.
+    The first has the fewest chunks that are predicted to stay within a target without recomputation. If no number of
+    chunks does, it has the most chunks that still lower the peak, and the solver does the rest.
     """
     if chunk_loss is None:
         yield step
@@ -65,11 +66,11 @@ def _list_chunked_losses(step: Step, chunk_loss: ChunkRows, target_bytes: int) -
 
 
 def _list_chunked_blocks(step: Step) -> Iterator[Step]:
-    """Lists a step with its blocks in ever more chunks, where that lowers the least that any schedule takes.
+    """Lists a step with its blocks in more and more chunks, if that lowers the least peak of all schedules.
 
-    A few large chunks may take more than the block as a whole, of which a schedule holds only what a node reads.
-
-    A schedule of the step as it is recomputes the same for less time, where one keeps within the budget.
+    A few large chunks may take more memory than the block as a whole, of which a schedule holds only the inputs of the
+    running node. If a schedule of the step without chunks stays within the budget, it takes less time for the same
+    recomputation.
     """
     try:
         blocks = find_chunkable(step, "blocks")

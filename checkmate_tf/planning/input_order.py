@@ -1,8 +1,8 @@
 """Lets a solver take the nodes of a graph in another order than that of the trace.
 
-In fixed order a schedule computes nodes for the first time in the order of the graph. The trace of a step with several
-branches takes turns between their gradients, and a schedule that keeps to that computes values before their turn, frees
-them unread, and computes them again.
+In fixed order, a schedule computes nodes for the first time in the order of the graph. The trace of a step with several
+branches alternates between their gradients. A schedule in this order computes values too early, frees them unread, and
+computes them again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from checkmate_tf.schedule import Schedule
 
 @dataclass(frozen=True)
 class InputOrder:
-    """An input order is a topological order of a graph's nodes, for a solver to keep to; `nodes`, [num_nodes]."""
+    """A topological order of a graph's nodes, which a solver has to keep; `nodes`, [num_nodes]."""
 
     nodes: tuple[int, ...]
 
     @staticmethod
     def of(schedule: Schedule) -> "InputOrder":
-        """Returns the order in which a schedule computes nodes for the first time."""
+        """Returns the order in which a schedule first computes nodes."""
         return InputOrder(tuple(dict.fromkeys(schedule.order)))
 
     @cached_property

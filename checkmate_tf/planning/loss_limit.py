@@ -1,4 +1,4 @@
-"""Says where a step's loss alone keeps every schedule above a certain peak, as it does over a large vocabulary."""
+"""Detects that the loss alone keeps every schedule above a certain peak, as it does over a large vocabulary."""
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph, Node
@@ -11,10 +11,11 @@ _LOSS_SCOPE = "compile_loss"
 
 
 def explain_loss_limit(graph: Graph, origins: Origins) -> str:
-    """Says how large the loss's logits are and what would take less, if the loss sets the least peak; otherwise "".
+    """Returns the size of the loss's logits and the remedies, in words, if the loss sets the least peak; otherwise "".
 
-    The loss sets it if it is computed by the node that no schedule can run in less memory. It also does if the largest
-    value that this node reads or yields comes from the loss: that is the gradient of the logits, which is as large.
+    The loss sets it if it is computed by the node that has the largest need of memory in any schedule. It also does if
+    the largest value that this node reads or yields comes from the loss: that is the gradient of the logits, which is
+    as large.
     """
     least = find_peak_bound(graph)
     node = graph.nodes[least.node]

@@ -1,4 +1,4 @@
-"""Holds what a caller asks of planning: `Options`, how schedules are found, within a `Request`, for what."""
+"""Defines the arguments of planning: `Options`, which control how schedules are found, and a `Request`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
 
-# Of what a device has free, for what this process and others take beside a step.
+# Share of a device's free memory that is left for other memory of this process, and for other processes.
 _AUTO_MARGIN = 0.1
 _FILE = "file:"
 
@@ -30,18 +30,18 @@ ChunkRows = Literal["auto"] | int | None
 
 @dataclass(frozen=True)
 class Options:
-    """Options control how a schedule is found; the defaults suit most models.
+    """Options control how a schedule is found. The defaults suit most models.
 
     Args:
         solver: a name that `checkmate-tf solvers` lists, or a solver with your own settings.
-        order: "fixed" keeps the order of the trace, or the order in which values are needed if the trace computes
-            them much earlier. "free" lets the solver reorder the step.
+        order: "fixed" keeps the order of the trace, or the order in which values are needed if the trace computes them
+            much earlier. "free" lets the solver reorder the step.
         costs: the source of node costs. "measured" times each node on this device, "roofline" estimates times from the
             rates of the device, "flops" counts operations, and "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" estimate the times of
-            these devices from their manufacturers' figures. "NAME.json" is a profile that `checkmate-tf profile
-            export` printed. If `device` is given, "auto" and "roofline" are that device's figures.
-        seed: an integer from which randomness starts; the same seed gives the same schedule.
+            these devices from their manufacturers' figures. "NAME.json" is a profile that `checkmate-tf profile export`
+            printed. If `device` is given, "auto" and "roofline" are that device's figures.
+        seed: an integer from which randomness starts; the same seed leads to the same schedule.
         on_mismatch: what to do with a plan file that is for another step, or that exceeds its budget here: "raise"
             PlanError, or "replan".
         chunk_loss: computes the loss, its gradient and metrics in chunks of rows, so that the logits of a large
@@ -58,19 +58,24 @@ class Options:
         keep: patterns of nodes that are never computed again, such as ["*attention*"]. A pattern matches paths of
             layers or names of operations, or is a function of a `Node` that returns whether it matches.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
-        offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, where that
-            costs less than computing them again. "host", for plans with `device`, copies them to host memory. None
-            keeps all values in the device's memory.
-        bandwidth: the bytes that the directory, or host memory, takes or returns per second, such as "2GiB". None
-            measures it, or takes the rate of the device's bus.
+        offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, if that costs
+            less than computing them again. "host", for plans with `device`, copies them to host memory. None keeps all
+            values in the device's memory.
+        bandwidth: bytes per second of copies to the directory, or to host memory, in either direction, such as "2GiB".
+            None measures it, or takes the rate of the device's bus.
         device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles
             the steps for it, so the model must be compiled with `jit_compile=True`. None plans for this machine.
 
-    Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
-    costs, an unknown device, or measured costs of a device that is not here, BatchError for a `chunk_loss` or
-    `chunk_rows` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1, PatternError for an
-    invalid pattern, OffloadError for an `offload` that names no directory, and BudgetError for a `bandwidth` that is
-    not a number of bytes.
+    Raises:
+        SolverError: for an unknown solver or order, or a seed that is not an integer.
+        ProfileError: for unknown costs, an unknown device, or measured costs of a device that is not here.
+        BatchError: for a `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows, or for
+            `num_shapes` below 1.
+        PatternError: for an invalid pattern.
+        OffloadError: for an `offload` that names no directory.
+        BudgetError: for a `bandwidth` that is not a number of bytes.
+
+    Example:
 
     >>> Options(order="free").solver
     'auto'
@@ -105,10 +110,10 @@ class Options:
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
         self.find_place()
-        object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
+        object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not NumPy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
-        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
+        """Returns the cost model for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
         if self.find_device() is not None and isinstance(self.costs, str):
             if self.costs in ("auto", "roofline"):
                 return DeviceCosts(str(self.device))
@@ -126,16 +131,16 @@ class Options:
         return self.costs
 
     def find_place(self) -> OffloadFolder | HostMemory | None:
-        """Returns where values may be copied to; None where all stay in memory."""
+        """Returns the place to which values may be copied; None if all stay in memory."""
         rate = None if self.bandwidth is None else _read_bandwidth(self.bandwidth)
         if self.offload is None:
             return None
         if self.offload == "host":
             if self.device is None:
                 raise OffloadError(
-                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and '
-                    "TensorFlow allocates on the GPU what XLA places in host memory; copy values to a file, with "
-                    'offload="file:DIRECTORY"'
+                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and on a '
+                    "GPU, TensorFlow allocates buffers on the GPU even if XLA places them in host memory; copy values "
+                    'to a file with offload="file:DIRECTORY"'
                 )
             return HostMemory(rate)
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
@@ -143,37 +148,39 @@ class Options:
         return OffloadFolder(self.offload.removeprefix(_FILE), rate)
 
     def find_device(self) -> DeviceFigures | None:
-        """Returns the device that is not here and is planned for; None for this machine's."""
+        """Returns the device to plan for if it is not here; None for this machine's device."""
         return None if self.device is None else find_device(self.device)
 
     @property
     def are_of_this_package(self) -> bool:
-        """Returns whether solver and costs are this package's own; others may change under the same name."""
+        """Returns whether solver and costs are this package's own. Others may change under the same name."""
         chosen = (self.solver, self.costs)
         return all(isinstance(one, str) or type(one).__module__.startswith("checkmate_tf.") for one in chosen)
 
     def read_profile(self) -> dict[str, float] | None:
-        """Reads the file that costs come from; None where they come from none."""
+        """Returns the contents of the file of costs; None if costs come from no file."""
         costs = self.choose_costs(compiled=False)
         return load_profile(costs.path) if isinstance(costs, ProfiledCosts) else None
 
     def steer(self, graph: Graph, origins: Origins) -> tuple[Steering, ...]:
-        """Finds the nodes of a graph that each pattern constrains. Raises PatternError where that is none."""
+        """Returns the nodes of a graph that each pattern constrains. Raises PatternError if a pattern matches none."""
         return tuple(steer(graph, origins, keep=self.keep, recompute=self.recompute))
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request says what is to be planned for, and how; it is the same for every batch shape of a model.
+    """A request to planning. It is the same for every batch shape of a model.
 
     Args:
         budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
-        time_limit_s: for all solver runs of one plan together.
-        measure: run the step in place, on copies of the state, and tighten the plan until it measures within budget.
-        progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
-        on_infeasible: what batches of another shape do that training meets and no plan keeps within the budget: "run"
+        time_limit_s: seconds for all solver runs of one plan together.
+        measure: whether to run the step in place, on copies of the state, and to lower the target until the measured
+            peak is within the budget.
+        progress: whether to show progress bars on standard error, if that is a terminal, while nodes are measured and
+            while a solver runs.
+        on_infeasible: what to do if training meets a batch with a new shape that no plan keeps within the budget: "run"
             the plan of least memory, after a warning, or "raise".
-        plan: that is carried out where it is for the step; for the first step that is planned only.
+        plan: a plan to install for the first step that is planned, if it is for that step.
     """
 
     budget: int | float | str
@@ -185,7 +192,7 @@ class Request:
     plan: PlannedStep | None = None
 
     def __post_init__(self) -> None:
-        """Raises an error of this package for the first argument that is none, before anything is done."""
+        """Raises an error of this package for the first invalid argument, before any work."""
         if not (isinstance(self.budget, str) and self.budget == "auto"):
             check_budget(self.budget)
         if not isinstance(self.options, Options):
@@ -195,21 +202,21 @@ class Request:
         object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
 
     def fix_budget(self, budget_bytes: int) -> "Request":
-        """Returns the request for a budget that was read, of which no margin is taken any more."""
+        """Returns the request with a budget in bytes, from which no further margin is subtracted."""
         return replace(self, budget=budget_bytes, options=replace(self.options, margin=0.0))
 
     def find_margin(self, budget_bytes: int, state_bytes: int) -> int:
-        """Finds how many bytes of a budget plans leave unused; `state_bytes` are the model's own."""
+        """Returns the bytes of a budget that plans leave unused. `state_bytes` are the model's own."""
         margin = self.options.margin
         share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
         return int(share * max(budget_bytes - state_bytes, 0))
 
     def check_device(self, name: str, *, compiled: bool) -> None:
-        """Raises UnsupportedModelError where a device is planned for that is not here, and XLA compiles no step for it.
+        """Raises UnsupportedModelError if the device is not here and XLA does not compile the step.
 
         Args:
-            name: of the model.
-            compiled: XLA compiles its step.
+            name: the name of the model.
+            compiled: whether XLA compiles its step.
         """
         if self.options.device is not None and not compiled:
             raise UnsupportedModelError(
@@ -219,21 +226,21 @@ class Request:
             )
 
     def let_offload(self, step: Step) -> Step:
-        """Returns a step whose values may be offloaded where the request says so.
+        """Returns a step whose values may be offloaded, if the request allows it.
 
-        Raises UnsupportedModelError where they cannot be, and OffloadError where the directory cannot be written.
+        Raises UnsupportedModelError if they cannot be, and OffloadError if the directory cannot be written.
         """
         place = self.options.find_place()
         return step if place is None else step.offload_to(place)
 
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
-        """Returns a step with the costs that the request asks for, which its bar shows being measured."""
+        """Returns a step with the requested costs. The request's bar shows the progress of measuring them."""
         costs = self.options.choose_costs(compiled=step.uses_xla, progress=self.progress)
         return step.add_costs(costs, on_node=bar.set_fraction)
 
 
 def _read_bandwidth(bandwidth: int | float | str) -> int:
-    """Reads bytes in a second. Raises BudgetError for anything else."""
+    """Returns bytes per second. Raises BudgetError for anything else."""
     if isinstance(bandwidth, str) and "%" in bandwidth:
         raise BudgetError(f'bandwidth is {quote(bandwidth)}; it must be bytes in a second, such as "2GiB"')
     try:

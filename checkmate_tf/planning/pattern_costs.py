@@ -1,4 +1,4 @@
-"""Finds what the patterns of a plan cost: in time within its budget, and in bytes where no schedule keeps to that."""
+"""Finds the cost of a plan's patterns: in time within its budget, and in bytes if no schedule stays within it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,20 @@ from checkmate_tf.solvers import Solution, solve
 
 @dataclass(frozen=True)
 class PatternCost:
-    """A pattern cost says what one pattern constrains, and what that costs.
+    """The nodes that one pattern constrains, and its cost.
 
     Args:
-        num_nodes: that are kept, or recomputed.
-        num_fixed: that the pattern matches too, and that cannot be recomputed.
+        kind: "keep" or "recompute".
+        pattern: the pattern as it was given.
+        num_nodes: number of nodes that are kept, or recomputed.
+        num_fixed: number of further nodes that the pattern matches and that cannot be recomputed.
         overhead_without: the least predicted overhead that was found for the same peak without this pattern.
+
+    Example:
+
+    >>> cost = PatternCost("keep", "*attention*", num_nodes=24, num_fixed=0, overhead_without=0.02)
+    >>> f"{cost.kind} {cost.pattern}: {cost.overhead_without:.0%} without it"
+    'keep *attention*: 2% without it'
     """
 
     kind: Kind
@@ -30,11 +38,11 @@ class PatternCost:
 def price_patterns(
     graph: Graph, steering: Sequence[Steering], chosen: Solution, *, order: Order, time_limit_s: float, seed: int
 ) -> tuple[PatternCost, ...]:
-    """Finds what each pattern costs, by a short search without it for a schedule of the same peak.
+    """Returns the cost of each pattern, by a short search without it for a schedule of the same peak.
 
     Args:
         chosen: the solution with all patterns.
-        time_limit_s: for all of them together.
+        time_limit_s: seconds for all of them together.
     """
     return tuple(
         PatternCost(
@@ -51,7 +59,7 @@ def price_patterns(
 def find_least_peaks(
     graph: Graph, steering: Sequence[Steering], *, order: Order, time_limit_s: float, seed: int
 ) -> list[tuple[Steering, int]]:
-    """Finds the least peak known without each pattern, in bytes; `time_limit_s` is for all of them together."""
+    """Returns the least known peak without each pattern, in bytes; `time_limit_s` is for all of them together."""
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
     found = []

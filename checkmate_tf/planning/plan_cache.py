@@ -1,7 +1,8 @@
-"""Keeps plans on disk, so that the same step within the same budget is planned once: also by the workers of one job.
+"""Keeps plans on disk, so that the same step within the same budget is planned once, also by several processes.
 
-A plan is one JSON file, named by a digest of all that it depends on. Files are written whole, and the oldest go where
-there are too many. The folder is only a help: whatever is wrong with it, or with the disk, planning goes on without.
+A plan is one JSON file, named by a digest of everything that it depends on. Files are written completely, and the
+oldest are removed if there are too many. Planning does not depend on the folder: if it or the disk fails, plans are not
+kept.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from checkmate_tf.user_warnings import warn
 _MOST_PLANS = 200
 _MOST_BYTES = 256 << 20
 _SUFFIX = ".plan.json"
-# A process that plans the same step has its lock for as long as it solves and measures.
+# A process that plans the same step holds its lock while it solves and measures.
 _PATIENCE_S = 600.0
 
 
@@ -38,7 +39,7 @@ def get_default_folder() -> Path:
 
 
 def digest(parts: Mapping[str, Any]) -> str:
-    """Makes the key of a plan: a digest of JSON values that it depends on.
+    """Returns the key of a plan: a digest of JSON values on which it depends.
 
     >>> digest({"budget": "60%"}) == digest({"budget": "60%"}) != digest({"budget": "61%"})
     True
@@ -48,7 +49,7 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 @cache
 def digest_package() -> str:
-    """Makes a digest of this package's own code: other code makes other plans, whatever its version says."""
+    """Returns a digest of this package's code, because other code makes other plans, even with the same version."""
     found = hashlib.sha256()
     for folder in (checkmate_tf, profiling, solvers):
         for path in sorted(Path(folder.__path__[0]).rglob("*.py")):
@@ -58,7 +59,7 @@ def digest_package() -> str:
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """A cached plan is one file of the cache."""
+    """One file of the cache."""
 
     path: Path
     size_bytes: int
@@ -66,10 +67,10 @@ class CachedPlan:
 
 
 class PlanCache:
-    """A plan cache holds plans in the files of one folder.
+    """The plans in the files of one folder.
 
-    A file that is no plan is renamed, never overwritten, and a warning names it. Where the folder cannot be written, a
-    warning says so once, and nothing is kept.
+    A file that is not a plan is renamed and never overwritten, and a warning names it. If the folder cannot be written,
+    one warning says so, and nothing is kept.
     """
 
     def __init__(self, folder: Path | str | None = None):
@@ -77,7 +78,7 @@ class PlanCache:
         self._has_warned = False
 
     def find(self, key: str) -> Any | None:
-        """Returns what was kept under a key, and notes that it was used; None where there is nothing."""
+        """Returns the JSON kept under a key, and marks it as used; None if there is none."""
         path = self._name(key)
         if not path.is_file():
             return None
@@ -91,7 +92,7 @@ class PlanCache:
         return data
 
     def keep(self, key: str, data: Any) -> None:
-        """Keeps JSON under a key, and removes the plans that were not used for longest where there are too many."""
+        """Keeps JSON under a key, and removes the least recently used plans if there are too many."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_file(self._name(key), json.dumps(data))
@@ -107,7 +108,7 @@ class PlanCache:
             size_bytes -= plan.size_bytes
 
     def set_aside(self, key: str, reason: str) -> None:
-        """Renames a file that is no plan, with a warning."""
+        """Renames a file that is not a plan, with a warning."""
         path = self._name(key)
         aside = path.with_name(f"{path.name}.bad-{time.time_ns()}")
         with suppress(OSError):
@@ -115,16 +116,16 @@ class PlanCache:
             warn(f"a kept plan is not usable ({reason}): it was renamed to {aside}, and the step is planned again")
 
     def list(self) -> list[CachedPlan]:
-        """Lists all plans, those first that were not used for longest."""
+        """Lists all plans, the least recently used first."""
         found = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            with suppress(OSError):  # another process removed it
+            with suppress(OSError):  # Another process removed it.
                 status = path.stat()
                 found.append(CachedPlan(path, status.st_size, status.st_mtime))
         return sorted(found, key=lambda plan: (plan.used_at_s, plan.path.name))
 
     def clear(self) -> int:
-        """Removes all plans; returns how many there were."""
+        """Removes all plans, and returns their number."""
         plans = self.list()
         for plan in plans:
             plan.path.unlink(missing_ok=True)
@@ -132,13 +133,14 @@ class PlanCache:
 
     @contextmanager
     def plan_once(self, key: str) -> Iterator[None]:
-        """Lets one process at a time plan for a key; the others wait, and find what it kept.
+        """Lets one process at a time plan for a key. The others wait, and then find its plan.
 
-        Where the lock cannot be had, a process plans for itself.
+        If the lock cannot be acquired, a process plans for itself.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A lock's file stays, or two processes could lock two files of one name: so there are not more than these.
+            # A lock's file is never removed, because two processes could then lock two files of one name. Its name is
+            # short, so that there are few such files.
             lock = FileLock(self.folder / f"{key[:2]}.lock", timeout=_PATIENCE_S, mode=0o600)
             lock.acquire()
         except (OSError, Timeout) as error:

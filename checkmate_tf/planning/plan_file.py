@@ -1,7 +1,7 @@
-"""Converts planned steps to versioned JSON and back, and says how the step of a plan differs from another one.
+"""Converts planned steps to versioned JSON and back, and describes how the step of a plan differs from another one.
 
-A plan file has the training graph with its costs, the schedule, what was measured, and the conditions that it was made
-under: it can be read and drawn without the model.
+A plan file contains the training graph with its costs, the schedule, the measurements, and the conditions of the plan.
+It can be read and drawn without the model.
 """
 
 import json
@@ -91,19 +91,19 @@ def save_planned(planned: PlannedStep, path: str | Path) -> None:
 
 
 def load_planned(path: str | Path) -> PlannedStep:
-    """Reads a plan file. Raises PlanError where it is missing, not JSON or not a plan."""
+    """Reads a plan file. Raises PlanError if it is missing, not JSON or not a plan."""
     return planned_from_json(read_json(path, PlanError, "plan"))
 
 
 def list_differences(planned: PlannedStep, graph: Graph, resident: ResidentBytes, now: Conditions) -> list[str]:
-    """Says how the step that was planned differs from another one, in words; nothing where the plan serves both.
+    """Lists, in words, how the planned step differs from another one; nothing if the plan serves both.
 
-    Another device is no difference, as the costs of nodes are all that a plan has of one. Nor are prefetched batches,
-    which depend on the data.
+    Another device is not a difference, because a plan depends on it only by the costs of nodes. Neither are prefetched
+    batches, which depend on the data.
 
     Args:
-        graph: of the other step, whatever its names, costs and workspace.
-        resident: what the other step always holds.
+        graph: the graph of the other step. Its names, costs and workspace do not matter.
+        resident: the bytes that the other step always holds.
         now: the conditions of the other step.
     """
     before = planned.conditions
@@ -130,7 +130,7 @@ def list_differences(planned: PlannedStep, graph: Graph, resident: ResidentBytes
 
 
 def _list_graph_differences(planned: Graph, graph: Graph) -> Iterator[str]:
-    """Says how one graph differs from another, in its first node that does."""
+    """Describes the first node in which one graph differs from another."""
     if len(planned.nodes) != len(graph.nodes):
         yield f"{len(graph.nodes)} nodes instead of {len(planned.nodes)}"
     for number, (mine, theirs) in enumerate(zip(planned.nodes, graph.nodes, strict=False)):
@@ -147,7 +147,7 @@ def _list_graph_differences(planned: Graph, graph: Graph) -> Iterator[str]:
 
 
 def _describe_node(graph: Graph, number: int) -> tuple[Any, ...]:
-    """Returns all of a node that a schedule depends on."""
+    """Returns everything about a node on which a schedule depends."""
     node = graph.nodes[number]
     sizes = tuple(graph.values[value].size_bytes for value in node.outputs)
     flags = (node.is_backward, node.recomputable, node.inplace)

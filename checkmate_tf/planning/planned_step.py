@@ -1,4 +1,4 @@
-"""Holds what planning found for a step: the schedule that was chosen and what is known of it, as plain data."""
+"""Holds the result of planning a step, as plain data: the chosen schedule and the facts about it."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,12 +18,12 @@ from checkmate_tf.solvers import Solution
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock step is the one without rematerialization.
+    """The step without rematerialization.
 
     Args:
-        run: what it took; None where it was not measured.
-        expected_bytes: that it is expected to take at most, where it must not run, or at least, where it ran out of
-            memory; None where it was measured, or where the predicted peak is all that is known.
+        run: its measurement; None if it was not measured.
+        expected_bytes: its expected peak: an upper limit if it must not run, and a lower limit if it ran out of memory.
+            None if it was measured, or if only the predicted peak is known.
     """
 
     predicted_bytes: int
@@ -32,7 +32,7 @@ class Stock:
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak; the expected or the predicted one where the step was not measured."""
+        """Returns the measured peak; the expected or the predicted one if the step was not measured."""
         if self.run is not None:
             return self.run.peak_bytes
         return self.predicted_bytes if self.expected_bytes is None else self.expected_bytes
@@ -40,12 +40,13 @@ class Stock:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions are what a plan was made under, beside the graph of its step.
+    """The conditions of a plan, besides the graph of its step.
 
     Args:
         executor: "XLA" or "graph executor".
-        batch: dtypes and shapes of what the step takes, such as "float32[8, 6], int64[8]".
-        device: that it was planned on: its model and driver; or that it was planned for, where that was not there.
+        batch: dtypes and shapes of the step's arguments, such as "float32[8, 6], int64[8]".
+        device: the model and driver of the device on which it was planned, or for which it was planned if that was not
+            there.
         checkmate_tf, tensorflow, keras: versions.
     """
 
@@ -58,7 +59,7 @@ class Conditions:
 
     @staticmethod
     def of(step: Step) -> "Conditions":
-        """Notes what a step is planned under here and now."""
+        """Returns the present conditions of a step."""
         return Conditions(
             executor="XLA" if step.uses_xla else "graph executor",
             batch=step.signature,
@@ -76,20 +77,20 @@ def _describe_device(step: Step) -> str:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A planned step is the schedule chosen for a step within its budget; it holds no tensor, variable or function.
+    """The schedule chosen for a step within its budget. It holds no tensor, variable or function.
 
     Args:
-        budget_bytes: that it was planned for; this and all peaks include what is resident.
-        solution: the schedule, with what the simulator predicts of it.
-        ordering: in which it was emitted; None where it is the stock step as it is.
-        run: what it took; None where it was not measured.
-        stock: what the step takes without rematerialization.
-        resident: what all peaks include.
-        origins: the Keras layers and source lines that the nodes of the graph come from.
-        conditions: what it was planned under.
-        chunks: what `graph` computes in chunks of rows, unlike the stock step.
-        margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
-        patterns: what was to be kept or recomputed, and what that costs.
+        budget_bytes: the budget. This and all peaks include resident bytes.
+        solution: the schedule, with the simulator's predictions.
+        ordering: the ordering in which it was emitted; None for the unchanged stock step.
+        run: its measurement; None if it was not measured.
+        stock: the step without rematerialization.
+        resident: the bytes that all peaks include.
+        origins: the Keras layers and source lines from which the nodes of the graph come.
+        conditions: the conditions of the plan.
+        chunks: the parts that `graph` computes in chunks of rows, unlike the stock step.
+        margin_bytes: bytes that were subtracted from the requested budget; `budget_bytes` does not include them.
+        patterns: the patterns of nodes to keep or to recompute, and the cost of each.
     """
 
     budget_bytes: int
@@ -117,28 +118,28 @@ class PlannedStep:
 
     @property
     def measured_peak_bytes(self) -> int | None:
-        """Returns the measured peak; None where no step was measured."""
+        """Returns the measured peak; None if no step was measured."""
         return None if self.run is None else self.run.peak_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where no step was measured."""
+        """Returns the measured peak; the predicted one if no step was measured."""
         return self.predicted_peak_bytes if self.run is None else self.run.peak_bytes
 
     @property
     def difference(self) -> StepDifference | None:
-        """Returns how far one step ended from the stock step; None where the two were not compared."""
+        """Returns the difference between one step and the stock step; None if the two were not compared."""
         return None if self.run is None else self.run.difference
 
     @property
     def overhead(self) -> float:
-        """Returns the predicted cost over the stock step's cost, minus 1."""
+        """Returns the predicted cost divided by the stock step's cost, minus 1."""
         return self.solution.scheduled.simulation.overhead
 
 
 @dataclass(frozen=True)
 class ReadyStep:
-    """A ready step is a planned one and the function that carries it out: the stock step, or one that was emitted."""
+    """A planned step with its function: the stock step, or an emitted one."""
 
     planned: PlannedStep
     function: EmittedFunction

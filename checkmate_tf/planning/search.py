@@ -1,8 +1,8 @@
-"""Searches for a plan: solve, emit, measure, and solve again for what the measurement says.
+"""Searches for a plan: solves, emits, measures, and solves again with the measurements.
 
-A solver plans on the bytes that a step asks for. The device's allocator hands out chunks that may be larger, and XLA
-has an order of its own: so each schedule is measured, and the next one is planned for as much less as the last one took
-too much, or for as much more as it left unused.
+A solver plans with the bytes that a step requests. The device's allocator provides chunks that may be larger, and XLA
+has an order of its own. Therefore, each schedule is measured. The next one is planned for a target that is lower by the
+bytes by which the last one exceeded the budget, or higher by those that it left unused.
 """
 
 import contextlib
@@ -54,11 +54,11 @@ def find_plan(
     stock: Stock | None = None,
     settings: Settings | None = None,
 ) -> ReadyStep:
-    """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
+    """Finds the cheapest schedule whose step stays within the budget, predicted and, if requested, measured.
 
     Args:
-        known: schedules of other sizes of the same step, tried before a solver is asked.
-        stock: what the stock step takes, where it must not run; it is measured by default.
+        known: schedules of other sizes of the same step, tried before the solver runs.
+        stock: the memory of the stock step, if it must not run; by default it is measured.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and BudgetError for a
     budget that cannot be read.
@@ -86,7 +86,7 @@ def find_plan(
 
 
 def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: PlanCache, key: str) -> ReadyStep | None:
-    """Carries out the plan that was kept for the same step and request; None where there is none that holds here."""
+    """Installs the plan that is kept for the same step and request; None if there is none that still holds."""
     data = cache.find(key)
     if data is None:
         return None
@@ -96,20 +96,18 @@ def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: Plan
         cache.set_aside(key, str(error))
         return None
     if abs(step.resident.prefetched - planned.resident.prefetched) >= 2 * step.resident.batch > 0:
-        return None  # The data is of another kind, and a share of the stock peak another budget.
+        return None  # The data are of another kind, so a share of the stock peak is another budget.
     try:
         return adopt_plan(step, planned, request, bar)
-    except PlanError:  # It takes more than it did; what is found instead takes its place.
+    except PlanError:  # The plan now takes more memory. The one found instead will replace it.
         return None
 
 
 def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: PlanningBar) -> ReadyStep:
-    """Carries out a plan that was made before, maybe elsewhere: nothing is timed or solved.
+    """Installs a plan that was made before, possibly elsewhere. Nothing is timed or solved.
 
-    One measurement confirms it, where the request says so. The plan was found with room for the spread of later steps,
-    of which this measurement is one, so nothing is added to its peak.
-
-    Raises PlanError where the plan is for another step, or takes more than its budget here.
+    One measurement confirms it, if requested. Raises PlanError if the plan is for another step, or exceeds its budget
+    here.
     """
     name = step.graph.name
     step = _repeat_chunks(step, planned.chunks)
@@ -123,8 +121,8 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     schedule = planned.schedule
     if schedule.fetches and request.options.offload is None:
         raise PlanError(
-            f"the plan of {name!r} offloads values: say where to, with "
-            'Options(offload="file:DIRECTORY"), or plan it anew'
+            f"the plan of {name!r} offloads values: name their place with "
+            'Options(offload="file:DIRECTORY"), or leave plan= out to plan the step again'
         )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
@@ -161,7 +159,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
 
 
 def _repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:
-    """Returns the step in the chunks of a plan. Raises PlanError where it cannot be."""
+    """Returns the step in the chunks of a plan. Raises PlanError if that is impossible."""
     try:
         return repeat_chunks(step, chunks)
     except UnsupportedModelError as error:
@@ -169,17 +167,17 @@ def _repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:
 
 
 def steer(step: Step, request: Request) -> tuple[Steering, ...]:
-    """Finds the nodes of a step that each pattern of a request constrains. Raises PatternError where that is none."""
+    """Returns the nodes that each pattern of a request constrains. Raises PatternError if one matches none."""
     if not (request.options.keep or request.options.recompute):
-        return ()  # Layers of all nodes are not looked up for nothing.
+        return ()  # Without patterns, the layers of all nodes are not needed.
     return request.options.steer(step.graph, step.origins)
 
 
 def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
-    """Makes the key of the plan for a step and a request: a digest of all that it depends on.
+    """Returns the key of the plan for a step and a request: a digest of everything that it depends on.
 
-    Prefetched batches are left out, as one more or less of them is measured from run to run. `stock` is what the stock
-    step is expected to take; None where it is measured.
+    Prefetched batches are left out, because their measured number differs by one or so from run to run. `stock` is the
+    expected memory of the stock step; None if it is measured.
     """
     graph = step.graph
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
@@ -206,7 +204,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
 def _find_new_plan(
     step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
 ) -> ReadyStep:
-    """Finds a plan by solving and measuring, of the step or of one in chunks of rows."""
+    """Finds a plan by solving and measuring, for the step or for one in chunks of rows."""
     asked_bytes = _read_budget(step, request, stock)
     margin_bytes = request.find_margin(asked_bytes, step.resident.state)
     budget_bytes = asked_bytes - margin_bytes
@@ -229,13 +227,13 @@ def _find_new_plan(
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
 ) -> ReadyStep:
-    """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
+    """Plans with a known schedule, which may have run elsewhere. Nothing is solved or measured here.
 
     Args:
-        solver: the name of what found the schedule.
-        run: what the step took; None where it did not run.
+        solver: the name of the method that found the schedule.
+        run: the measurement of the step; None if it did not run.
 
-    Raises EmissionError where TensorFlow refuses the step.
+    Raises EmissionError if TensorFlow refuses the step.
     """
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
@@ -244,9 +242,9 @@ def plan_known_schedule(
 
 
 def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
-    """Carries out what was planned before on a step traced anew, such as with another optimizer of the same kind.
+    """Applies an earlier plan to a step that was traced again, for example with another optimizer of the same kind.
 
-    Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
+    Nothing is solved or measured. Returns None if the step has another graph, or if TensorFlow refuses it.
     """
     try:
         step = repeat_chunks(step, planned.chunks)
@@ -269,7 +267,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
-    """Returns the memory of the stock step: measured where the request says so and the device has room for it."""
+    """Returns the memory of the stock step. It is measured if requested, and if the device has room for it."""
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
@@ -277,7 +275,7 @@ def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     try:
         return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
     except EmissionError:
-        expected_bytes = max(predicted_bytes, step.find_auto_budget() + 1)  # No budget that is free is enough for it.
+        expected_bytes = max(predicted_bytes, step.find_auto_budget() + 1)  # more than is free
     warn(
         f"the stock step of {step.graph.name!r} ran out of the device's memory: its peak counts as "
         f"{format_bytes(expected_bytes)}, the larger one of the predicted peak and the free memory, and the results of "
@@ -301,12 +299,9 @@ def emit_and_measure(
     most_bytes: int | None = None,
     later_spread: float = 0.0,
 ) -> Attempt:
-    """Emits a schedule in one ordering, and runs it where `measure` says so; a run above `most_bytes` is the last.
+    """Emits a schedule in one ordering, and runs it if `measure` is True. A run above `most_bytes` is the last.
 
-    Without an ordering it is the stock step that runs. Where nodes run side by side, `later_spread` adds this share of
-    the bytes that are not resident to the measured peak.
-
-    Raises EmissionError where TensorFlow refuses the step.
+    Without an ordering, the stock step runs. Raises EmissionError if TensorFlow refuses the step.
     """
     function = step.stock if ordering is None else step.emit(solution.scheduled.schedule, ordering)
     run = step.measure(function, solution.scheduled.simulation.peak_bytes, most_bytes) if measure else None
@@ -318,11 +313,11 @@ def emit_and_measure(
 
 @dataclass
 class _Search:
-    """A search keeps the attempts made for one budget, and the best one.
+    """The attempts for one budget, and the best one.
 
-    `solver_s` is what solvers have taken so far, `share` what they get of the rest in the next round, and `best` the
-    cheapest schedule within the budget. `steering` are the patterns that constrain the schedule, and `asked` is the
-    graph that solvers are asked about.
+    `solver_s` is the time that solvers have taken so far, `share` their share of the rest in the next round, and `best`
+    the cheapest schedule within the budget. `steering` are the patterns that constrain the schedule, and `asked` is the
+    graph for solvers.
     """
 
     step: Step
@@ -350,7 +345,7 @@ class _Search:
         return self.bracket.budget_bytes
 
     def run(self, known: Iterable[Schedule]) -> ReadyStep:
-        """Finds the plan. Raises InfeasibleBudgetError where there is none."""
+        """Finds the plan. Raises InfeasibleBudgetError if there is none."""
         fits = self.stock.peak_bytes <= self.budget_bytes and not self.step.chunks
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
@@ -370,7 +365,7 @@ class _Search:
         return self.make_ready_step(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
-        """Tries the cheapest known schedule; None where none keeps within the budget."""
+        """Tries the cheapest known schedule; None if none stays within the budget."""
         fitting = []
         for schedule in known:
             try:
@@ -391,7 +386,7 @@ class _Search:
         return attempt if attempt.peak_bytes <= self.budget_bytes else None
 
     def try_solver(self) -> Attempt | None:
-        """Finds the cheapest schedule within the budget in a few rounds of solving; None where there is none."""
+        """Finds the cheapest schedule within the budget in a few rounds of solving; None if there is none."""
         target_bytes = self.find_first_target()
         for _ in range(self.settings.max_rounds if self.request.measure else 1):
             solution = self.solve(target_bytes)
@@ -402,7 +397,7 @@ class _Search:
             else:
                 try:
                     attempt = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
-                except EmissionError:  # No ordering will do, or the device has no room; another schedule may.
+                except EmissionError:  # No ordering works, or the device has no room. Another schedule may work.
                     if self.best is not None:
                         break
                     target_bytes = int(self.settings.lowering * target_bytes)
@@ -419,7 +414,7 @@ class _Search:
         return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
 
     def try_compiled_solver(self) -> Attempt | None:
-        """Waits for what is compiled once after an installation, and solves again with it, in as much time."""
+        """Waits for the code that is compiled once after an installation, and solves again with it, in as much time."""
         self.bar.begin_stage(Stage.SOLVE)
         kernels.compile_all()
         self.bracket.floor_bytes = 0
@@ -427,12 +422,12 @@ class _Search:
         return self.try_solver()
 
     def find_first_target(self) -> int:
-        """Finds what the first schedule may ask for."""
+        """Returns the target of the first schedule."""
         stock_bytes = self.stock.peak_bytes if self.request.measure else None
         return find_first_target(self.step, self.budget_bytes, stock_bytes=stock_bytes, settings=self.settings)
 
     def note(self, attempt: Attempt) -> None:
-        """Remembers a schedule that was tried for its target, and shows the best one."""
+        """Records a schedule that was tried for its target, and shows the best one."""
         self.bracket.note(attempt)
         if attempt.peak_bytes > self.budget_bytes:
             return
@@ -448,10 +443,10 @@ class _Search:
         return is_cheap or not self.request.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
-        """Asks the solver for a schedule within a target, in its share of the time that is left.
+        """Asks the solver for a schedule within a target, in its share of the remaining time.
 
-        Where the schedule computes values that nothing reads, the solver is asked again for one in the order in which
-        values are needed, and later rounds keep to that.
+        If the schedule computes values that nothing reads, the solver runs again with the order in which values are
+        needed, and later rounds keep that order.
         """
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
@@ -470,7 +465,7 @@ class _Search:
         return cheapest
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
-        """Asks the solver for a schedule in the input order, from a schedule to start with."""
+        """Asks the solver for a schedule in the input order, beginning with a given schedule."""
         limit_s = max(self.share * (self.request.time_limit_s - self.solver_s), 0.5)
         if not self.request.measure:
             share = 1.0 if self.solver_s else self.settings.unmeasured_share
@@ -508,7 +503,7 @@ class _Search:
         return self.keep(self.emit_and_measure(solution, last))
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
-        """Emits a schedule in one ordering, and measures it where the request says so."""
+        """Emits a schedule in one ordering, and measures it if requested."""
         self.bar.begin_stage(Stage.MEASURE_REWRITTEN)
         return emit_and_measure(
             self.step,
@@ -520,14 +515,14 @@ class _Search:
         )
 
     def keep(self, attempt: Attempt) -> Attempt:
-        """Remembers an attempt."""
+        """Records an attempt."""
         self.attempts.append(attempt)
         return attempt
 
     def try_in_line(self, cost: float) -> Attempt | None:
-        """Tries what was found before and costs much less than `cost`, with each node waiting for the one before it.
+        """Tries known schedules that cost much less than `cost`, with each node waiting for the one before it.
 
-        Its peak is lower so, and does not vary. None where there is none that then keeps to the budget.
+        In this ordering, the peak is lower and does not vary. None if none of them stays within the budget.
         """
         last = self.step.orderings[-1]
         seen = {attempt.solution.schedule for attempt in self.attempts if attempt.ordering == last}
@@ -545,7 +540,7 @@ class _Search:
         return None
 
     def try_least_memory(self) -> Attempt:
-        """Tries the schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
+        """Tries the schedule of least memory. Raises InfeasibleBudgetError if it exceeds the budget, too."""
         remaining_s = self.request.time_limit_s - self.solver_s
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
@@ -568,9 +563,10 @@ class _Search:
         return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:
-        """Finds the schedule whose step takes least, for a budget that none can meet.
+        """Finds the schedule whose step takes the least memory, for a budget that none can meet.
 
-        That of least memory computes most again, and may take far more than is predicted, where others do not.
+        The schedule of least predicted memory recomputes the most, and may take far more than predicted; others may
+        not.
         """
         best = self.find_least_memory(self.settings.hopeless_share * self.request.time_limit_s)
         low_bytes = best.predicted_bytes
@@ -592,7 +588,7 @@ class _Search:
         return best
 
     def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
-        """Says why no plan keeps within the budget; `closest` is the one of least memory."""
+        """Returns an error that says why no plan stays within the budget. `closest` is the plan of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
         bound = find_peak_bound(graph)
         proved = bound.peak_bytes > budget_bytes
@@ -600,12 +596,12 @@ class _Search:
         if self.request.measure:
             least_bytes = int(least_bytes * (1 + self.settings.named_margin))
             if any(one.predicted_bytes < closest.predicted_bytes for one in self.attempts):
-                # Planning must come to it before it falls back on that of least memory.
+                # Planning must reach it before it falls back on the schedule of least memory.
                 asked, stock_bytes = closest.predicted_bytes, self.stock.peak_bytes
                 first_bytes = find_first_budget(self.step, asked, stock_bytes=stock_bytes, settings=self.settings)
                 least_bytes = max(least_bytes, first_bytes)
         if not self.constraints.recompute:
-            least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
+            least_bytes = min(least_bytes, self.stock.peak_bytes)  # the stock step needs no plan
         least = closest.solution.scheduled
         ready = self.make_ready_step(closest)
         node = bound.node if proved else least.schedule.order[least.simulation.peak_position]
@@ -631,7 +627,7 @@ class _Search:
         )
 
     def explain_patterns(self, closest: Attempt) -> str:
-        """Says how many bytes each pattern costs; nothing where there are none."""
+        """Describes how many bytes each pattern costs; "" without patterns."""
         if not self.steering:
             return ""
         limit_s = self.settings.hopeless_share * self.request.time_limit_s
@@ -646,12 +642,12 @@ class _Search:
         return f". As it is steered, it needs {format_bytes(predicted_bytes)} (predicted): {without}"
 
     def plan_stock(self) -> ReadyStep:
-        """Plans the stock step, which keeps within the budget as it is."""
+        """Plans the stock step, which stays within the budget without changes."""
         solution = solve(self.graph, simulate_stock(self.graph).peak_bytes, solver="retain_all")
         return self.make_ready_step(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
     def make_ready_step(self, attempt: Attempt) -> ReadyStep:
-        """Makes an attempt what is planned."""
+        """Returns an attempt as a ready step."""
         ready = _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
         if not self.steering:
             return ready
@@ -668,14 +664,14 @@ class _Search:
 
 
 def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
-    """Warns where a rewritten step ended further from the stock step than rounding explains."""
+    """Warns if a rewritten step differs from the stock step by more than rounding explains."""
     difference = None if attempt.run is None else attempt.run.difference
     if difference is None or difference.is_rounding:
         return
     warn(
-        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of what it "
-        f"changes, most in {difference.name!r}, where rounding explains {difference.allowed:.1e}: train a few steps "
-        "with and without the plan from the same state before you rely on it"
+        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of the step's "
+        f"change, most in {difference.name!r}; rounding explains {difference.allowed:.1e}. Train a few steps with and "
+        "without the plan from the same state before you rely on it"
     )
 
 

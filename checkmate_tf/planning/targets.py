@@ -1,6 +1,6 @@
-"""Chooses what the next schedule of a search is planned for, by what the schedules before it took.
+"""Chooses the target of the next schedule of a search, from the peaks of the schedules before it.
 
-Targets are for the predicted peak.
+A target limits the predicted peak.
 """
 
 import math
@@ -13,37 +13,36 @@ from checkmate_tf.simulator import simulate_stock
 
 @dataclass(frozen=True)
 class Settings:
-    """These settings say what the search for a plan takes for granted. Every number is a share or a factor, except
-    `max_rounds` and `least_rounds`.
+    """Steers the search for a plan. Every number is a share or a factor, except `max_rounds` and `least_rounds`.
 
     Args:
-        headroom: A schedule is planned to leave this share of the bytes that are not resident unused. More headroom
-            saves rounds, and costs overhead.
-        max_excess: The first schedule is planned as if it took at most this many times the predicted bytes. A stock
-            step can take far more, because TensorFlow computes products with constants ahead; a rewritten step cannot.
-        good_use: A schedule that uses this share of the budget ends the search.
-        max_rounds: So many schedules are measured before the search takes the best one.
-        tolerance: A solver may stop when its schedule costs this share of the stock step more than its lower bound,
-            and the search when it costs this share more than the stock step.
-        solver_share: Each round gets this share of the time that the solver has left, and twice as much after a round
+        headroom: a schedule is planned to leave this share of the non-resident bytes unused. More headroom saves
+            rounds, and costs overhead.
+        max_excess: the first schedule is planned as if its step took at most this many times the predicted bytes. A
+            stock step can take far more, because TensorFlow computes products with constants ahead; a rewritten step
+            cannot.
+        good_use: a schedule that uses this share of the budget ends the search.
+        max_rounds: largest number of schedules that are measured before the search takes the best one.
+        tolerance: a solver may stop when its schedule costs this share of the stock step more than its lower bound, and
+            the search when it costs this share more than the stock step.
+        solver_share: each round gets this share of the time that the solver has left, and twice as much after a round
             that found nothing.
-        unmeasured_share: Where no step is measured, the one round gets this share of the solver's time, and the rest is
+        unmeasured_share: if no step is measured, the one round gets this share of the solver's time, and the rest is
             for solving again in another input order.
-        lowering: Where TensorFlow refuses a schedule, the next target is this many times the last one.
-        least_saving: Nodes are made to wait for each other where that saves at least this share of the stock cost.
-        resolution: Two targets that differ by less than this share of the budget count as the same.
-        later_spread: Where nodes run side by side, later steps are expected to take up to this share more than the
-            measured ones: the nodes come in another order, and so do the allocator's chunks.
-        least_share: The schedule of least memory gets at least this share of the solver's time, where no other
-            schedule was found.
-        hopeless_share: A budget below what one node needs is answered with the least budget known to work, for which
-            the solver gets this share of its time.
-        least_gap: For such a budget other schedules are measured too, until the least peak is at most this share above
-            what is predicted for the schedule of least memory.
-        least_rounds: At most so many of them are measured.
-        pattern_share: To find what the patterns of nodes to keep or to recompute cost gets this share of the solver's
-            time.
-        named_margin: The least budget named in an error is this share above the measured peak.
+        lowering: if TensorFlow refuses a schedule, the next target is this many times the last one.
+        least_saving: nodes are made to wait for each other if that saves at least this share of the stock cost.
+        resolution: two targets that differ by less than this share of the budget count as the same.
+        later_spread: if nodes run side by side, later steps are expected to take up to this share more than the
+            measured ones, because nodes run in another order, and the allocator's chunks differ.
+        least_share: the schedule of least memory gets at least this share of the solver's time if no other schedule was
+            found.
+        hopeless_share: for a budget below the need of one node, the error names the least budget known to work. The
+            solver gets this share of its time to find it.
+        least_gap: for such a budget, other schedules are measured, too, until the least peak is at most this share
+            above the prediction for the schedule of least memory.
+        least_rounds: largest number of these.
+        pattern_share: share of the solver's time for finding the cost of patterns of nodes to keep or to recompute.
+        named_margin: the least budget named in an error is this share above the measured peak.
     """
 
     headroom: float = 0.03
@@ -66,10 +65,10 @@ class Settings:
 
 
 def find_first_target(step: Step, budget_bytes: int, *, stock_bytes: int | None, settings: Settings) -> int:
-    """Finds what a schedule may ask for and, with what it is expected to take beyond that, keep to a budget.
+    """Returns a target for the first schedule whose step is expected to stay within a budget.
 
     Args:
-        stock_bytes: the measured peak of the stock step; None where no step is measured, and what is predicted holds.
+        stock_bytes: the measured peak of the stock step; None if no step is measured, and the predictions are used.
     """
     if stock_bytes is None:
         return budget_bytes
@@ -78,15 +77,15 @@ def find_first_target(step: Step, budget_bytes: int, *, stock_bytes: int | None,
 
 
 def find_first_budget(step: Step, target_bytes: int, *, stock_bytes: int, settings: Settings) -> int:
-    """Finds a budget for which the first schedule may ask for a target."""
+    """Returns a budget for which `find_first_target` returns a target."""
     resident_bytes, excess = step.graph.resident_bytes, _find_excess(step, stock_bytes, settings)
     return resident_bytes + math.ceil((target_bytes + 1 - resident_bytes) * excess / (1 - settings.headroom))
 
 
 def _find_excess(step: Step, stock_bytes: int, settings: Settings) -> float:
-    """Finds how many times the bytes that a schedule asks for, beside resident ones, its step is expected to take."""
+    """Returns the expected ratio of a step's non-resident bytes to those that its schedule requests."""
     resident_bytes = step.graph.resident_bytes
-    asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # This counts the workspace that was measured since.
+    asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # with measured workspace
     if not step.exceeds_as_stock or asked <= 0:
         return 1.0
     return min(max((stock_bytes - resident_bytes) / asked, 1.0), settings.max_excess)
@@ -94,10 +93,10 @@ def _find_excess(step: Step, stock_bytes: int, settings: Settings) -> float:
 
 @dataclass
 class Bracket:
-    """A bracket holds the schedules next to the budget, one above it and one within, and the targets left between them.
+    """The schedules next to the budget, one above and one within it, and the targets left between them.
 
-    Targets up to `floor_bytes` are not worth solving for: either there is no schedule, or it leaves more of the budget
-    unused than one that is known.
+    Targets up to `floor_bytes` are not worth solving for: either they have no schedule, or it leaves more of the budget
+    unused than a known one.
     """
 
     budget_bytes: int
@@ -114,11 +113,11 @@ class Bracket:
             self.within = max(self.within or attempt, attempt, key=lambda one: one.predicted_bytes)
 
     def raise_floor(self, target_bytes: int) -> None:
-        """Rules out a target and all that are lower."""
+        """Excludes a target and all lower ones."""
         self.floor_bytes = max(self.floor_bytes, target_bytes)
 
     def find_next_target(self, resident_bytes: int) -> int | None:
-        """Finds where the measured peak should reach the budget, by the schedules next to it; None if nowhere."""
+        """Returns the target whose measured peak should reach the budget, from the schedules next to it, or None."""
         budget_bytes = self.budget_bytes
         wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
         low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
@@ -140,9 +139,9 @@ class Bracket:
 
 
 def _scale_target(attempt: Attempt, wanted: float, resident_bytes: int) -> float:
-    """Returns the target at which a peak as much above the predicted one as this schedule's is the one wanted.
+    """Returns the target for which a peak with this schedule's ratio to the predicted one would be the wanted peak.
 
-    What the steps leave behind stays the same; the rest grows with the target.
+    The bytes that steps hold after their end stay the same, and the rest grows with the target.
     """
     kept = resident_bytes + attempt.held_bytes
     share = max(wanted - kept, 0) / max(attempt.peak_bytes - kept, 1)

@@ -1,5 +1,6 @@
-"""Makes what people look at: sentences and records of what a plan knows, pictures, a page, a trace, and tables.
+"""Makes the texts and pictures of a plan: sentences, records, tables, pictures, a page and a trace.
 
-All of it starts from a `PlanView`, which a `Plan` makes of itself, and which graph and schedule files give too.
-`plan.Plan` describes what planning found. Imports the core, solvers and planning's data. Start reading at `view`.
+All of them start from a `PlanView`. A `Plan` makes one of itself, and one can be made from files of a graph and a
+schedule. `plan.Plan` describes the result of planning. Imports the core, solvers and planning's data. Start reading at
+`view`.
 """

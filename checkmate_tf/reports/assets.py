@@ -1,4 +1,4 @@
-"""Reads the files that pages are made of, which lie beside this file, and escapes the text that goes into them."""
+"""Reads the files for pages, which lie beside this file, and escapes the text in pages."""
 
 import html
 from importlib import resources
@@ -16,7 +16,7 @@ def read_asset(name: str) -> str:
 
 
 def escape_html(text: str) -> str:
-    """Writes text, which may be names out of anyone's file, so that a page shows it and does nothing else with it.
+    """Escapes text for a page. A name from a file could otherwise be markup or a script.
 
     >>> escape_html("<b>")
     '&lt;b&gt;'

@@ -1,4 +1,4 @@
-"""Shows how fast each way to an effective batch trains: as records, a table and a picture."""
+"""Shows how fast each way to an effective batch trains, as records, a table and a picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,20 @@ _MARKS = {STOCK: "s", REMATERIALIZED: "o"}
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """A batch trial is one way to the effective batch: a micro-batch, and over how many of its steps to accumulate.
+    """One way to the effective batch: a micro-batch, and the number of its steps over which to accumulate gradients.
 
     Args:
-        outcome: how the step keeps within the budget: "stock" as it is, "rematerialized", or "refused".
-        peak_bytes: of a whole update, where it was measured; None where refused.
-        update_s: the time of one update: of all its steps.
-        overhead: of the schedule, predicted.
-        num_recomputed: nodes that are computed more than once.
+        outcome: how the step stays within the budget: "stock" without changes, "rematerialized", or "refused".
+        peak_bytes: peak of a whole update, if it was measured; None if refused.
+        update_s: the time of one update, which includes all its steps.
+        overhead: predicted overhead of the schedule.
+        num_recomputed: number of nodes that are computed more than once.
+
+    Example:
+
+    >>> trial = BatchTrial(batch_size=8, accumulation_steps=4, outcome="stock", peak_bytes=90, update_s=2.0)
+    >>> trial.samples_per_s
+    16.0
     """
 
     batch_size: int
@@ -40,18 +46,18 @@ class BatchTrial:
 
     @property
     def samples_per_s(self) -> float:
-        """Returns the samples trained per second; 0 where refused."""
+        """Returns the number of samples trained per second; 0 if refused."""
         return self.batch_size * self.accumulation_steps / self.update_s if self.update_s else 0.0
 
 
 @dataclass(frozen=True)
 class BatchTable:
-    """A batch table says what was tried; `pandas.DataFrame(table.trials)` makes a table of it.
+    """The ways to an effective batch that were tried. `pandas.DataFrame(table.trials)` makes a table of them.
 
     Args:
-        trials: by micro-batch, the smallest first.
-        normalizes: the model normalizes over the batch, so that the micro-batch changes what it computes.
-        took_s: that all of it took.
+        trials: in the order of the micro-batch, the smallest first.
+        normalizes: whether the model normalizes over the batch, so that the micro-batch changes its results.
+        took_s: total time.
 
     >>> trials = (BatchTrial(8, 4, "stock", 90, 2.0), BatchTrial(16, 2, "rematerialized", 99, 1.6, 0.1, 3))
     >>> table = BatchTable("net", "CPU:0", 100, 32, trials, False, 1.0)
@@ -70,17 +76,17 @@ class BatchTable:
 
     @property
     def best(self) -> BatchTrial:
-        """The way that trains on the most samples a second."""
+        """The way that trains on the most samples per second."""
         return max(self.trials, key=lambda trial: trial.samples_per_s)
 
     @property
     def best_stock(self) -> BatchTrial | None:
-        """The fastest way without rematerialization; None where none fits."""
+        """The fastest way without rematerialization; None if none fits."""
         return _find_fastest([trial for trial in self.trials if trial.outcome == STOCK])
 
     @property
     def largest(self) -> BatchTrial | None:
-        """The largest micro-batch that fits; None where none does."""
+        """The largest micro-batch that fits; None if none does."""
         return max((trial for trial in self.trials if trial.update_s), key=lambda one: one.batch_size, default=None)
 
     def __str__(self) -> str:
@@ -129,7 +135,7 @@ class BatchTable:
         return lines
 
     def plot(self) -> "Figure":
-        """Draws samples a second against the micro-batch with matplotlib, stock and rematerialized."""
+        """Draws samples per second against the micro-batch with matplotlib, stock and rematerialized."""
         figure = new_figure(8, 4.5)
         axes = figure.subplots()
         for outcome, color in _COLORS.items():

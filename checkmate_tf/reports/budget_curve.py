@@ -1,4 +1,4 @@
-"""Shows what each memory budget of a training step costs: as records, a table, a picture and a page."""
+"""Shows the cost of each memory budget of a training step, as records, a table, a picture and a page."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from checkmate_tf.reports.pictures import choose_size_unit, escape_label, new_fi
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# By their names in page.css, which has others for dark mode.
+# The names of colors in page.css, which has a second set for dark mode.
 _COLORS = {
     "accent": "#1f5fa8", "gradients": "#5c9f74", "workspace": "#a98bc0", "again": "#e08a3c", "resident-0": "#7b8794",
     "mark": "#cf5b16", "resident-1": "#98a3ae", "budget": "#c0392b", "text": "#1b1f24",
@@ -25,7 +25,7 @@ _COLORS = {
 _SOLVERS = ("accent", "gradients", "workspace", "again", "resident-0")
 _MEASURED, _BOUND, _BUDGET, _KNEE = "mark", "resident-1", "budget", "text"
 _UNKNOWN = "-"
-# For matplotlib's signs, what SVG says and what the legend of a page does.
+# matplotlib's name of each line style, with that of SVG and that of a page's legend.
 _DASHES = {"-": ("none", "line"), "--": ("7 4", "line dashed"), ":": ("2 4", "line dotted")}
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 16, 54
@@ -33,15 +33,22 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 16, 54
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """A Pareto point says what one budget costs; `pandas.DataFrame(curve.points)` makes a table of them.
+    """The cost of one budget. `pandas.DataFrame(curve.points)` makes a table of all points.
 
     Args:
-        status: of the solver: OPTIMAL, FEASIBLE, INFEASIBLE or NOT_FOUND.
-        is_met: there is a schedule within the budget, by its measured peak where it ran.
-        overhead: predicted, 0.1 for a tenth more than the stock step; None where there is no schedule.
-        least_overhead: no schedule with as low a predicted peak has less of it, as the solver proved.
-        step_s: of the fastest step that ran.
-        measured_overhead: of that time, over the stock step's beside it.
+        status: the solver's status: OPTIMAL, FEASIBLE, INFEASIBLE or NOT_FOUND.
+        is_met: whether a schedule is within the budget, by its measured peak if it ran.
+        overhead: predicted overhead, such as 0.1 for a tenth more than the stock step; None without a schedule.
+        least_overhead: lower bound on the overhead of every schedule with at most this predicted peak, as the solver
+            proved.
+        step_s: time of the fastest step that ran.
+        measured_overhead: overhead of that time over the stock step, which was timed beside it.
+
+    Example:
+
+    >>> point = ParetoPoint(80, "auto", "FEASIBLE", True, predicted_peak_bytes=78, overhead=0.04, least_overhead=0.03)
+    >>> point.is_met, point.measured_peak_bytes
+    (True, None)
     """
 
     budget_bytes: int
@@ -58,16 +65,18 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class Pareto:
-    """A Pareto curve says what each budget of a model's training step costs; budgets include what is resident.
+    """The cost of each memory budget of a model's training step. Budgets include resident bytes.
 
     Args:
-        points: of the solver `auto` first, the highest budget first, then of other solvers.
-        stock_step_s: of the first measurement; None where no step was timed.
-        least_budget_bytes: the least that is known to work.
-        lower_bound_bytes: no schedule takes less by the simulator, as is proved.
-        num_solves: budgets that were solved for.
-        num_reused: budgets whose schedule is that of another budget.
-        took_s: that all of it took.
+        points: those of the solver `auto` first, the highest budget first, and then those of other solvers.
+        stock_step_s: time of the stock step in the first measurement; None if no step was timed.
+        least_budget_bytes: the least budget known to work.
+        lower_bound_bytes: lower bound on the simulated peak of every schedule, as it is proved.
+        num_solves: number of budgets for which a solver ran.
+        num_reused: number of budgets whose schedule is that of another budget.
+        took_s: total time.
+
+    Example:
 
     >>> overheads = {100: 0.0, 80: 0.01, 60: 0.02, 40: 0.5}
     >>> points = [ParetoPoint(size, "auto", "OPTIMAL", True, size, more, 0.0) for size, more in overheads.items()]
@@ -91,10 +100,10 @@ class Pareto:
 
     @property
     def knee(self) -> ParetoPoint | None:
-        """Suggests the budget below which saving more costs the most: the one furthest below a straight line.
+        """The suggested budget, below which saving more costs the most: the one furthest below a straight line.
 
-        The line leads from the highest to the lowest budget that is met, and overheads are the predicted ones, which
-        do not vary from run to run. None where fewer than three budgets are met, or none is below the line.
+        The line leads from the highest to the lowest budget that is met. Overheads are the predicted ones, which do not
+        vary from run to run. None if fewer than three budgets are met, or if none is below the line.
         """
         met = [point for point in self.points if point.is_met and point.solver == self.points[0].solver]
         if len(met) < 3:
@@ -114,7 +123,7 @@ class Pareto:
         return make_printable("\n".join([self.name, table, *_make_sentences(self)]))
 
     def plot(self) -> "Figure":
-        """Draws overhead against budget with matplotlib: predicted, measured, at the least, knee, refused budgets."""
+        """Draws overhead against budget with matplotlib: predicted, measured, bounds, the knee, and refused budgets."""
         figure = new_figure(9, 5.5)
         axes = figure.subplots()
         scale, unit = choose_size_unit(max((point.budget_bytes for point in self.points), default=1))
@@ -139,7 +148,7 @@ class Pareto:
         return figure
 
     def to_html(self, path: str | Path) -> None:
-        """Writes one page for a browser, which fetches nothing: the curve, and a table of all points."""
+        """Writes one page for a browser, which loads nothing else: the curve, and a table of all points."""
         page = Template(read_asset("pareto.html")).substitute(
             name=escape_html(self.name),
             css=read_asset("page.css"),
@@ -177,7 +186,7 @@ class _Line:
 
 
 def _list_lines(curve: Pareto) -> list[_Line]:
-    """Lists the lines of the picture: predicted of each solver, measured, and the lower bound."""
+    """Lists the lines of the picture: those predicted for each solver, the measured one, and the lower bound."""
     lines = []
     solvers = list(dict.fromkeys(point.solver for point in curve.points))
     for number, solver in enumerate(solvers):
@@ -200,7 +209,7 @@ def _list_lines(curve: Pareto) -> list[_Line]:
 
 
 def _make_rows(curve: Pareto) -> list[dict[str, str]]:
-    """Makes the rows of the table, of the columns in which something is known."""
+    """Makes the rows of the table, with the columns in which at least one figure is known."""
     knee = curve.knee
     rows = [
         {
@@ -222,7 +231,7 @@ def _make_rows(curve: Pareto) -> list[dict[str, str]]:
 
 
 def _list_refused(curve: Pareto) -> list[ParetoPoint]:
-    """Lists the budgets that the first solver found nothing for."""
+    """Lists the budgets for which the first solver found nothing."""
     return [point for point in curve.points if not point.is_met and point.solver == curve.points[0].solver]
 
 
@@ -237,7 +246,7 @@ def _make_sentences(curve: Pareto) -> list[str]:
     lines = [f"The stock step takes {format_bytes(curve.stock_peak_bytes)}{step}, on {curve.device}."]
     if curve.least_budget_bytes is not None and curve.lower_bound_bytes is not None:
         lines.append(
-            f"The least budget known to work is {format_bytes(curve.least_budget_bytes)}; no schedule asks for less "
+            f"The least budget known to work is {format_bytes(curve.least_budget_bytes)}; no schedule requests less "
             f"than {format_bytes(curve.lower_bound_bytes)}."
         )
     if curve.knee is not None:
@@ -246,8 +255,8 @@ def _make_sentences(curve: Pareto) -> list[str]:
             "time than above."
         )
     lines.append(
-        f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them got the schedule of another one; all "
-        f"of it took {curve.took_s:.0f} s."
+        f"The solver ran for {curve.num_solves} budgets, of which {curve.num_reused} use the schedule of another one. "
+        f"Everything took {curve.took_s:.0f} s."
     )
     return lines
 
@@ -257,9 +266,9 @@ def _format(figure: Any, form: Any) -> str:
 
 
 def _find_range(curve: Pareto) -> tuple[float, float]:
-    """Finds the least and the largest overhead that a picture shows, in percent.
+    """Returns the least and the largest overhead that a picture shows, in percent.
 
-    The least is below 0 where a step ran faster than the stock step.
+    The least is below 0 if a step ran faster than the stock step.
     """
     overheads = [overhead for line in _list_lines(curve) for _, overhead in line.at]
     return min(1.05 * min(overheads, default=0.0), 0.0), max(1.05 * max(overheads, default=0.0), 1.0)
@@ -270,7 +279,7 @@ def _find_range(curve: Pareto) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame places budgets and overheads in the picture of a page: the least and most bytes and percent."""
+    """Places budgets and overheads in the picture of a page, between their least and largest values."""
 
     low: float
     high: float
@@ -287,7 +296,7 @@ class _Frame:
 
 
 def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
-    """Draws overhead against budget as SVG, and a legend below; the budget of a plan is marked where one is given.
+    """Draws overhead against budget as SVG, with a legend below and, if given, a plan's budget marked.
 
     Each point has its figures as a title, and can be reached with the keyboard.
     """
@@ -342,7 +351,7 @@ def _draw_axes(frame: _Frame) -> str:
 
 
 def list_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Lists round numbers from `low` to `high`, about `count` of them, each with its text; `low` if they are equal."""
+    """Lists round numbers from `low` to `high`, about `count` of them, each with its text; one if they are equal."""
     if high <= low:
         return [(low, f"{low:,.4g}")]
     rough = (high - low) / count

@@ -1,6 +1,7 @@
-"""Writes a plan as one page for a browser, which fetches nothing: timeline, live values, schedule, tables, search.
+"""Writes a plan as one page for a browser, which loads nothing else: timeline, live values, schedule, tables, search.
 
-`page.html` is the frame, `page.css` the looks, and `page.js` draws and answers; they lie beside this file.
+`page.html` is the frame, `page.css` the style, and `page.js` draws the page and responds to input. They lie beside this
+file.
 """
 
 import json
@@ -22,7 +23,7 @@ _PACKAGES = {"checkmate_tf": "checkmate_tf", "TensorFlow": "tensorflow", "Keras"
 
 
 def save_page(view: PlanView, path: str | Path, *, pareto: Pareto | None = None) -> None:
-    """Writes the page of a plan, with a section on what other budgets cost where a curve is given.
+    """Writes the page of a plan. With a curve, the page has a section on the costs of other budgets.
 
     >>> save_page(view, "plan.html")
     >>> "chain-3" in Path("plan.html").read_text(encoding="utf-8")
@@ -32,12 +33,12 @@ def save_page(view: PlanView, path: str | Path, *, pareto: Pareto | None = None)
 
 
 def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
-    """Makes the page of a plan, as HTML. Names in it are escaped, whatever they are.
+    """Returns the page of a plan, as HTML. All names in it are escaped.
 
     >>> make_page(view).startswith("<!DOCTYPE html>")
     True
     """
-    # No text may end the script element that it stands in, nor start another.
+    # No text may end its script element, or start another.
     data = json.dumps(list_data(view), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template(read_asset("page.html")).substitute(
         title=escape_html(f"{view.name}: plan of a training step"),
@@ -55,7 +56,7 @@ def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
 
 
 def list_data(view: PlanView) -> dict[str, Any]:
-    """Lists what the page's script draws, in columns: node by node, value by value, position by position.
+    """Lists the data that the page's script draws, in columns: by node, by value and by position.
 
     >>> list_data(view)["rematerialized"]["peak_bytes"]
     4000
@@ -112,7 +113,7 @@ def list_data(view: PlanView) -> dict[str, Any]:
 
 
 class _Index:
-    """An index numbers texts as they come, each once."""
+    """Numbers texts in the order in which they come, each once."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -158,7 +159,7 @@ def _describe_solution(view: PlanView) -> Mapping[str, Any] | None:
 
 
 def describe_environment(view: PlanView) -> dict[str, str]:
-    """Lists the versions that the page is made with, the device, and where the graph comes from, by their names.
+    """Lists the versions with which the page is made, the device, and the source of the graph, each by its name.
 
     >>> describe_environment(view)["Python"].startswith("3.")
     True

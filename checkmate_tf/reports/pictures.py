@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _COLORS = dict(zip((*KINDS, WORKSPACE), ("#4a7fb5", "#e08a3c", "#5c9f74", "#a98bc0"), strict=True))
 _RESIDENT_COLORS = ("#7b8794", "#98a3ae", "#b1bac3", "#c7ced5", "#d9dee3", "#e6e9ec")
 _MARK, _BUDGET, _MUTED = "#cf5b16", "#c0392b", "#59636e"
-# A part of the resident bytes that is thinner than this share of the picture is drawn, but not named.
+# A part of the resident bytes that is thinner than this share of the picture has no label.
 _LEAST_NAMED = 0.002
-# Up to so many nodes each has its name on the axes of a schedule; beyond, so many layers have.
+# Up to this number, each node has its name on the axes of a schedule. Beyond it, this number of layers does.
 _MOST_NAMED_NODES = 60
 _MOST_NAMED_LAYERS = 16
 
 
 def plot_memory(view: PlanView) -> "Figure":
-    """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks, backward's begin.
+    """Draws memory over time, stock above rematerialized: its parts, the budget, the peaks, the backward pass's start.
 
     >>> figure = plot_memory(view)
     >>> len(figure.axes)
@@ -51,12 +51,12 @@ def plot_schedule(view: PlanView) -> "Figure":
     """
     figure = new_figure(8, 8)
     draw_schedule(figure.subplots(), view)
-    figure.suptitle(f"{escape_label(view.name)}: what is computed again, and when", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{escape_label(view.name)}: recomputations", fontsize=12, fontweight="bold")
     return figure
 
 
 def save_picture(view: PlanView, path: str | Path) -> None:
-    """Writes what is computed again, and memory beside it, as PNG, PDF or SVG.
+    """Writes a picture of the recomputations, with memory beside them, as PNG, PDF or SVG.
 
     >>> save_picture(view, "plan.png")
     """
@@ -69,7 +69,7 @@ def save_picture(view: PlanView, path: str | Path) -> None:
 
 
 def make_notebook_view(view: PlanView) -> str:
-    """Makes what a notebook shows of a plan, as HTML: its summary and, where there is matplotlib, its memory.
+    """Returns the view of a plan in a notebook, as HTML: its summary and, with matplotlib installed, its memory.
 
     >>> make_notebook_view(view).startswith("<pre>The training step of &#x27;chain-3&#x27;")
     True
@@ -77,15 +77,15 @@ def make_notebook_view(view: PlanView) -> str:
     text = f"<pre>{escape_html(summarize(view))}</pre>"
     try:
         figure = plot_memory(view)
-    except CheckmateError:  # There is no matplotlib.
+    except CheckmateError:  # matplotlib is not installed.
         return text
     return text + _embed(figure)
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Makes a figure without pyplot, which would need global state and a window system; notebooks show it all the same.
+    """Returns a figure without pyplot, which would need global state and a window system. Notebooks show it, too.
 
-    Raises CheckmateError where there is no matplotlib.
+    Raises CheckmateError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -107,7 +107,7 @@ def _embed(figure: "Figure") -> str:
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
-    """Writes a figure, as PNG where the name says nothing else. Raises CheckmateError as `check_picture` does."""
+    """Writes a figure, as PNG if the name has no ending. Raises CheckmateError as `check_picture` does."""
     check_picture(path)
     picture = io.BytesIO()
     figure.savefig(picture, format=_find_kind(path), dpi=120)
@@ -115,7 +115,7 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def check_picture(path: str | Path) -> None:
-    """Raises CheckmateError for a name of a file that is no picture, and where there is no matplotlib."""
+    """Raises CheckmateError if the name is not one of a picture file, or if matplotlib is not installed."""
     kinds = new_figure(1, 1).canvas.get_supported_filetypes()
     if _find_kind(path) not in kinds:
         raise CheckmateError(
@@ -129,7 +129,7 @@ def _find_kind(path: str | Path) -> str:
 
 
 def escape_label(name: str, width: int = 80) -> str:
-    """Shortens a name, and keeps matplotlib from reading a formula between dollar signs and what it cannot draw."""
+    """Shortens a name, and escapes it so that matplotlib reads no formula in it and can draw all its characters."""
     return shorten(make_printable(name), width).replace("$", r"\$")
 
 
@@ -151,7 +151,7 @@ def _fill_memory(figure: "Figure", view: PlanView) -> None:
 
 
 def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) -> None:
-    """Draws what is in memory over time, one kind upon the other, with the budget and the peak."""
+    """Draws the parts of memory over time, stacked, with the budget and the peak."""
     divisor, unit = _choose_time_unit(view)
     scale, size_unit = choose_size_unit(max(view.predicted))
     edges = timeline.begin / divisor
@@ -223,7 +223,7 @@ def _choose_time_unit(view: PlanView) -> tuple[float, str]:
 
 
 def choose_size_unit(most_bytes: int) -> tuple[int, str]:
-    """Chooses the unit of an axis by the most that it shows: its bytes and its name.
+    """Returns the unit of an axis that suits its largest value: the unit's bytes and its name.
 
     >>> choose_size_unit(3 * 2**20)
     (1048576, 'MiB')
@@ -236,10 +236,10 @@ def choose_size_unit(most_bytes: int) -> tuple[int, str]:
 
 
 def draw_schedule(axes: "Axes", view: PlanView) -> None:
-    """Draws Checkmate's R matrix: stage down, node across, a mark for each computation.
+    """Draws Checkmate's R matrix: stages down, nodes across, with a mark for each computation.
 
-    A stage ends with a first computation, in whatever order the schedule has them, and nodes are numbered in that
-    order: so the diagonal is what every schedule computes, and marks left of it are computed again.
+    A stage ends with a first computation, in the schedule's own order, and nodes are numbered in that order. Every
+    schedule therefore has the diagonal, and marks to the left of it are recomputations.
     """
     rank: dict[int, int] = {}
     stages, ranks = [], []
@@ -271,7 +271,7 @@ def draw_schedule(axes: "Axes", view: PlanView) -> None:
 
 
 def _name_nodes(axes: "Axes", view: PlanView, order: list[int]) -> None:
-    """Names the nodes, or where they are many the layers that the nodes at even distances belong to."""
+    """Labels the nodes or, if there are many, the layers of nodes at even distances."""
     many = len(order) > _MOST_NAMED_NODES
     chosen = np.linspace(0, len(order) - 1, _MOST_NAMED_LAYERS if many else len(order)).astype(int).tolist()
     labels = [escape_label(view.get_label(order[place]), 24) for place in chosen]

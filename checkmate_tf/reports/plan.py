@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan is a training step within its budget; all its peaks include resident bytes."""
+    """A plan of a training step within a budget. It can be printed, drawn and saved. All peaks include resident bytes.
+
+    Example:
+
+    >>> plan.budget_bytes, plan.predicted_peak_bytes, plan.stock_peak_bytes
+    (4000, 4000, 5000)
+    >>> f"{plan.overhead:.1%}"
+    '14.3%'
+    """
 
     planned: PlannedStep = field(repr=False)
 
@@ -46,52 +54,53 @@ class Plan:
 
     @property
     def budget_bytes(self) -> int:
-        """Returns the budget that the step was planned for."""
+        """Returns the budget for which the step was planned."""
         return self.planned.budget_bytes
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Returns the peak of the step without rematerialization, by the device's allocator where it was measured."""
+        """Returns the peak of the step without rematerialization, by the device's allocator if it was measured."""
         return self.planned.stock.peak_bytes
 
     @property
     def predicted_stock_peak_bytes(self) -> int:
-        """Returns the requested bytes of the same, in the order of the trace; under XLA, where nothing was measured, as
-        it is compiled.
+        """Returns the predicted peak of the stock step, in requested bytes, in the order of the trace.
+
+        Under XLA, if nothing was measured, it is the peak of the compiled step.
         """
         return self.planned.stock.predicted_bytes
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Returns the requested bytes of the rewritten step."""
+        """Returns the predicted peak of the rewritten step, in requested bytes."""
         return self.planned.predicted_peak_bytes
 
     @property
     def measured_peak_bytes(self) -> int | None:
-        """Returns the peak of several rewritten steps, by the device's allocator; None where none was run.
+        """Returns the peak of several rewritten steps, by the device's allocator; None if none was run.
 
-        Of a step that XLA compiles, it is the peak of XLA's buffer assignment: `is_compiled`.
+        If XLA compiles the step, it is the peak of XLA's buffer assignment; see `is_compiled`.
         """
         return self.planned.measured_peak_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where no step was measured."""
+        """Returns the measured peak; the predicted one if no step was measured."""
         return self.planned.peak_bytes
 
     @property
     def is_compiled(self) -> bool:
-        """Returns whether `measured_peak_bytes` comes from the module that XLA compiled, and not from a run."""
+        """Returns whether `measured_peak_bytes` comes from the module that XLA compiled, instead of a run."""
         return self.planned.run is not None and self.planned.run.is_compiled
 
     @property
     def overhead(self) -> float:
-        """Returns the predicted cost over the stock step's cost, minus 1."""
+        """Returns the predicted cost divided by the stock step's cost, minus 1."""
         return self.planned.overhead
 
     @property
     def resident(self) -> ResidentBytes:
-        """Returns the bytes that are held throughout the step, which all peaks include."""
+        """Returns the bytes that are held throughout the step. All peaks include them."""
         return self.planned.resident
 
     @property
@@ -101,17 +110,17 @@ class Plan:
 
     @property
     def origins(self) -> Origins:
-        """Returns the Keras layers and source lines that the nodes of the graph come from."""
+        """Returns the Keras layers and source lines from which the nodes of the graph come."""
         return self.planned.origins
 
     @property
     def solution(self) -> Solution:
-        """Returns the solver's solution: the schedule, and the bound that is proved for it."""
+        """Returns the solver's solution: the schedule, and the proved bound."""
         return self.planned.solution
 
     @property
     def patterns(self) -> tuple[PatternCost, ...]:
-        """Returns the patterns that were to be kept or recomputed, and what each costs."""
+        """Returns the patterns of nodes to keep or to recompute, and the cost of each."""
         return self.planned.patterns
 
     @property
@@ -121,7 +130,7 @@ class Plan:
 
     @property
     def chunks(self) -> tuple[Chunks, ...]:
-        """Returns what is computed in chunks of rows, in an order in which the step was rewritten; none by default.
+        """Returns the parts of the step that are computed in chunks of rows, in an order of rewriting; none by default.
 
         `graph` has one node for each loop over chunks.
         """
@@ -129,15 +138,15 @@ class Plan:
 
     @property
     def device(self) -> str:
-        """Returns the model and driver of the device that the step was planned on."""
+        """Returns the model and the driver of the device on which the step was planned."""
         return self.planned.conditions.device
 
     @property
     def difference(self) -> float | None:
         """Returns the difference between one rewritten and one stock step from the same state and batch.
 
-        That is the largest difference of a variable or a result, as a share of the most that the stock step changes it
-        by: 0.0 where all numbers were equal, None where the two were not compared.
+        It is the largest difference of a variable or a result, relative to its largest change in the stock step: 0.0 if
+        all numbers were equal, and None if the two steps were not compared.
         """
         found = self.planned.difference
         return None if found is None else found.share
@@ -149,10 +158,10 @@ class Plan:
         return "" if found is None else found.name
 
     def save(self, path: str | Path) -> None:
-        """Writes a plan file, which `load_plan` reads, and from which `rematerialize(model, plan=path)` installs.
+        """Writes a plan file, which `load_plan` reads and `rematerialize(model, plan=path)` installs.
 
-        The file has the training graph, the schedule, what was measured, and what the plan is for: batch, executor,
-        device and versions. It has no weights and no code.
+        The file contains the training graph, the schedule, the measurements, and the conditions of the plan: batch,
+        executor, device and versions. It contains no weights and no code.
 
         >>> plan.save("plan.json")
         >>> load_plan("plan.json").schedule == plan.schedule
@@ -162,7 +171,7 @@ class Plan:
 
     @cached_property
     def recomputed(self) -> tuple[Recomputation, ...]:
-        """Lists the nodes that are computed again, the costliest first: how often, at what cost, and for what.
+        """Lists the recomputed nodes, the most expensive first: how often, at what cost, and for which nodes.
 
         >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in plan.recomputed]
         [('f0', 1, 1000, ('b1', 'b0'))]
@@ -180,7 +189,7 @@ class Plan:
 
     @property
     def hidden_share(self) -> float:
-        """Returns the predicted part of this copying during which the step computes; 1.0 where nothing is copied."""
+        """Returns the predicted share of this copying during which the step computes; 1.0 if nothing is copied."""
         return self.view.rematerialized.timing.hidden_share
 
     def peak_values(self) -> tuple[PeakValue, ...]:
@@ -211,25 +220,25 @@ class Plan:
         return plot_memory(self.view)
 
     def plot_schedule(self) -> "Figure":
-        """Draws Checkmate's R matrix: which nodes each stage computes, and which of them again.
+        """Draws Checkmate's R matrix: the nodes that each stage computes, with recomputations marked.
 
         >>> plan.plot_schedule().savefig("schedule.svg")
         """
         return plot_schedule(self.view)
 
     def to_html(self, path: str | Path, *, pareto: Pareto | None = None) -> None:
-        """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
+        """Writes one page for a browser, which loads nothing else: memory over the step, live values, schedule, tables.
 
         Args:
-            pareto: a curve of `checkmate_tf.pareto` for the same model and batch. The page then also shows what other
-                budgets cost, with the budget of this plan marked.
+            pareto: a curve of `checkmate_tf.pareto` for the same model and batch. The page then also shows the costs of
+                other budgets, with the budget of this plan marked.
 
         >>> plan.to_html("plan.html")
         """
         save_page(self.view, path, pareto=pareto)
 
     def to_trace(self, path: str | Path) -> None:
-        """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: the nodes in time, memory as counters.
+        """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: nodes over time, and memory as counters.
 
         >>> plan.to_trace("plan.json")
         """
@@ -272,9 +281,18 @@ class Plan:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Reads the plan file that `Plan.save` wrote. Nothing is traced: the plan can be printed and drawn without a model.
+    """Reads the plan file that `Plan.save` wrote. The plan can be printed and drawn without the model.
 
-    Raises PlanError where the file is missing, not JSON or not a plan.
+    Args:
+        path: the file.
+
+    Returns:
+        The plan. Nothing is traced, solved or installed.
+
+    Raises:
+        PlanError: if the file is missing, not JSON or not a plan.
+
+    Example:
 
     >>> plan.save("plan.json")
     >>> print(load_plan("plan.json"))  # doctest: +ELLIPSIS

@@ -1,4 +1,4 @@
-"""Lists what a plan knows as plain records: what is live at the peak, and what is computed again, for what.
+"""Lists facts about a plan as plain records: the values in memory at the peak, recomputations, and offloaded values.
 
 `pandas.DataFrame(records)` makes a table of them.
 """
@@ -14,15 +14,21 @@ _SINGULAR = dict(zip(KINDS, ("activation", "activation computed again", "gradien
 
 @dataclass(frozen=True, slots=True)
 class PeakValue:
-    """A peak value is something that is in memory at the peak of a step.
+    """Something that is in memory at the peak of a step.
 
     Args:
-        step: "stock" or "rematerialized", the step whose peak it is.
-        kind: "activation", "activation computed again", "gradient", "workspace", or what part of the resident bytes.
-        size_bytes: that it takes of its own; those of a step add up to the step's predicted peak.
-        name: of the tensor; that of the running node for its workspace.
+        step: "stock" or "rematerialized", the step that has this peak.
+        kind: "activation", "activation computed again", "gradient", "workspace", or a part of the resident bytes.
+        size_bytes: its own memory. The sizes of a step add up to the step's predicted peak.
+        name: name of the tensor; of the running node, for its workspace.
         op: the operation that computes it.
-        shape: None for what is not one tensor.
+        shape: None unless it is one tensor.
+
+    Example:
+
+    >>> first = plan.peak_values()[0]
+    >>> first.step, first.kind, first.size_bytes
+    ('stock', 'activation', 1000)
     """
 
     step: str
@@ -38,15 +44,21 @@ class PeakValue:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """A recomputation is a node that is computed again.
+    """A node that is computed again.
 
     Args:
-        name: of the node.
-        times: that it is computed beyond the first one.
-        cost: of those, in the `cost_unit` of the graph.
-        freed_bytes: of its values that are let go and computed again.
-        for_layers: the layers whose nodes are computed for the first time thanks to it, in their order.
-        readers: the names of the nodes that read what is computed again, in their order.
+        name: name of the node.
+        times: number of computations after the first.
+        cost: cost of those, in the `cost_unit` of the graph.
+        freed_bytes: bytes of its values that are freed and computed again.
+        for_layers: the layers with nodes whose first computation follows from it, in their order.
+        readers: the names of the nodes that read the recomputed values, in their order.
+
+    Example:
+
+    >>> again = plan.recomputed[0]
+    >>> again.name, again.times, again.freed_bytes
+    ('f0', 1, 1000)
     """
 
     name: str
@@ -62,13 +74,19 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class OffloadedValue:
-    """An offloaded value is one that is copied out of memory once in a step, and back.
+    """A value that is copied out of memory once in a step, and back.
 
     Args:
-        name: of the tensor.
-        layer: that computes it.
-        size_bytes: of it, which is copied out once.
-        times: that it is copied back.
+        name: name of the tensor.
+        layer: the layer that computes it.
+        size_bytes: its size, which is copied out once.
+        times: number of times that it is copied back.
+
+    Example:
+
+    >>> value = OffloadedValue("dense/Relu:0", "dense", size_bytes=4096, times=2)
+    >>> value.size_bytes * value.times
+    8192
     """
 
     name: str
@@ -98,7 +116,7 @@ def list_offloaded(view: PlanView) -> tuple[OffloadedValue, ...]:
 
 
 def list_peak_values(view: PlanView) -> tuple[PeakValue, ...]:
-    """Lists what is in memory at the predicted peak of the stock step and of the rematerialized one, the largest first.
+    """Lists the values in memory at the predicted peaks of the stock and the rematerialized step, the largest first.
 
     >>> [(value.kind, value.size_bytes) for value in list_peak_values(view) if value.step == "stock"]
     [('activation', 1000), ('activation', 1000), ('activation', 1000), ('activation', 1000), ('gradient', 1000)]
@@ -135,7 +153,7 @@ def _list_values(view: PlanView, step: str, timeline: Timeline) -> list[PeakValu
 
 
 def list_recomputations(view: PlanView) -> tuple[Recomputation, ...]:
-    """Lists the nodes that are computed again, the costliest first.
+    """Lists the nodes that are computed again, the most expensive first.
 
     >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in list_recomputations(view)]
     [('f0', 1, 1000, ('b1', 'b0'))]
@@ -170,7 +188,7 @@ def _describe(view: PlanView, node: int, again: list[int]) -> Recomputation:
 
 
 def list_kinds(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, int]]:
-    """Lists the bytes of each kind at the peak, which add up to it: resident parts, values, workspace."""
+    """Lists the bytes of each kind at the peak: resident parts, values and workspace. They add up to the peak."""
     yield from view.resident_parts.items()
     for name, band in timeline.bands.items():
         yield name, int(band[timeline.simulation.peak_position])

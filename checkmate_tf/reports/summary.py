@@ -1,4 +1,4 @@
-"""Says in sentences and one table what a plan takes and what that costs: what `print(plan)` shows."""
+"""Describes the memory and the extra time of a plan in sentences and one table. `print(plan)` shows them."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def summarize(view: PlanView) -> str:
 
 
 def list_sentences(view: PlanView) -> Iterator[str]:
-    """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
+    """Yields the first facts for a reader: peak and budget, the stock step, the extra time, and the proof."""
     margin = f", beside a margin of {format_bytes(view.margin_bytes)}" if view.margin_bytes else ""
     budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}{margin}; the"
     stock_bytes, peak_bytes = view.measured or view.predicted
@@ -93,7 +93,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
 
 
 def _describe_offloading(view: PlanView) -> Iterator[str]:
-    """Says what is copied out of memory, or that nothing is though it may be."""
+    """Yields a sentence about the offloaded values, or that there are none although offloading is allowed."""
     offloaded = list_offloaded(view)
     if offloaded:
         size_bytes = sum(one.size_bytes for one in offloaded)
@@ -110,7 +110,7 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
 
 
 def describe_pattern(one: PatternCost, overhead: float) -> str:
-    """Says what a pattern constrains and what that costs, of a plan with an overhead.
+    """Returns a sentence about the nodes that a pattern constrains and its cost, in a plan with an overhead.
 
     >>> from checkmate_tf.planning.pattern_costs import PatternCost
     >>> describe_pattern(PatternCost("keep", "*attention*", 24, 0, 0.02), 0.05)
@@ -126,7 +126,7 @@ def describe_pattern(one: PatternCost, overhead: float) -> str:
 
 
 def _judge(solution: Solution) -> str:
-    """Says how far the cost may be above the least possible."""
+    """Returns a sentence about the difference between the cost and its lower bound."""
     found = f"Solver {solution.solver}, {solution.solve_time_s:.1f} s"
     if solution.status is Status.OPTIMAL:
         return f"{found}: no schedule of this peak costs less (proved, for {solution.bound_order} order)."
@@ -161,7 +161,7 @@ def _describe_recomputation(view: PlanView, one: Recomputation) -> str:
 
 
 def format_small(share: float) -> str:
-    """Writes a part of one as a percentage that is never rounded to nothing.
+    """Writes a fraction of one as a percentage. A small one becomes "under 0.1%", and is not rounded to 0.
 
     >>> format_small(0.0426), format_small(0.0001), format_small(0.0)
     ('4.3%', 'under 0.1%', '0.0%')
@@ -170,7 +170,7 @@ def format_small(share: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Returns a text with its middle left out where a line would not hold it.
+    """Returns a text that fits in `width` characters, without its middle if necessary.
 
     >>> shorten("encoder/block_0/attention/dense", 20)
     'encoder/...ion/dense'

@@ -16,17 +16,17 @@ from checkmate_tf.solvers import Solution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Characters of a name that a table shows.
+# The number of characters of a name in a table.
 _WIDTH = 200
 
 
 def format_share(share: float | None) -> str:
-    """Writes a part of one as a percentage, such as "4.26 %"; "-" for None."""
+    """Writes a fraction of one as a percentage, such as "4.26 %"; "-" for None."""
     return "-" if share is None else f"{share:.2%}".replace("%", " %")
 
 
 def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) -> str:
-    """Makes a table of one solution, a line a figure."""
+    """Returns a table of one solution, with a line for each figure."""
     baseline = simulate_stock(graph)
     rows = [
         ("graph", f"{shorten(graph.name, _WIDTH)} ({len(graph.nodes)} nodes)"),
@@ -51,7 +51,7 @@ def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) ->
 
 
 def make_comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dict[str, str]:
-    """Makes the row of one solver at one budget, a column a figure."""
+    """Returns the row of one solver at one budget, with a column for each figure."""
     simulation = solution.simulation
     return {
         "budget": budget,
@@ -65,7 +65,7 @@ def make_comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dic
 
 
 def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Makes a table of rows with the same columns, words to the left and figures to the right."""
+    """Returns a table of rows with the same columns, with words to the left and figures to the right."""
     rows = list(rows)
     words = ("model", "budget", "solver", "status", "description")
     aligned = ["left" if column in words else "right" for column in rows[0]] if rows else []
@@ -73,7 +73,7 @@ def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def draw_pareto(axes: "Axes", graph: Graph, solutions: Sequence[Solution]) -> None:
-    """Draws overhead over peak memory, a line a solver; solutions without a schedule are left out."""
+    """Draws overhead over peak memory, with a line for each solver. Solutions without a schedule are left out."""
     baseline = simulate_stock(graph).peak_bytes
     for solver in dict.fromkeys(solution.solver for solution in solutions):
         points = sorted(

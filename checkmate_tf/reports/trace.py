@@ -23,10 +23,10 @@ def save_trace(view: PlanView, path: str | Path) -> None:
 
 
 def make_trace(view: PlanView) -> dict[str, Any]:
-    """Makes the trace of a plan: the stock step and the rematerialized one, each a process with a track and counters.
+    """Returns the trace of a plan. The stock and the rematerialized step are processes, with a track and counters each.
 
-    Nodes last what they cost, in microseconds; where costs are no times, a unit is shown as a microsecond. What is
-    computed again is of the category "computed again".
+    A node lasts its cost, in microseconds. If costs are not times, a unit is shown as a microsecond. Recomputations are
+    in the category "computed again".
 
     >>> events = make_trace(view)["traceEvents"]
     >>> [event["name"] for event in events if event.get("cat") == "computed again"]
@@ -59,7 +59,7 @@ def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) ->
 
 
 def _list_transfers(view: PlanView, timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
-    """Lists the copies out of memory and back, on a track each."""
+    """Lists the copies out of memory and back, each direction on a track of its own."""
     transfers = timeline.timing.transfers
     for track, name in ((2, "copies out"), (3, "copies back")) if transfers else ():
         yield {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": name}}
@@ -79,7 +79,7 @@ def _list_transfers(view: PlanView, timeline: Timeline, process: int) -> Iterato
 
 
 def _count(process: int, time_us: float, memory_bytes: int, parts: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Lists the events of the counters; Perfetto shows each entry of `args` as one of its own."""
+    """Lists the events of the counters. Perfetto shows each entry of `args` as a counter of its own."""
     counter = {"ph": "C", "pid": process, "ts": time_us}
     yield {**counter, "name": "memory (bytes)", "args": {"in use": memory_bytes}}
     yield {**counter, "name": "memory by kind (bytes)", "args": parts}

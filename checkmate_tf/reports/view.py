@@ -1,4 +1,4 @@
-"""Shows a schedule position by position: what each computes, for what, when, and what it holds."""
+"""Describes a schedule position by position: the node, the reason for it, its time, and the values in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,30 +15,30 @@ from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain
 from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
-    from checkmate_tf.executors.step import Chunks  # which imports TensorFlow
+    from checkmate_tf.executors.step import Chunks  # this module imports TensorFlow
 
-# What values are, as reports name them: an index into this is the kind of a copy.
+# The kinds of values, by their names in reports. The kind of a copy is an index into this.
 KINDS = ("activations", "activations computed again", "gradients")
 WORKSPACE = "workspace"
 
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan view is all that reports see of a plan, or of a graph file and a schedule file.
+    """The facts about a plan, or about files of a graph and a schedule, that reports need.
 
     Args:
         resident: the parts of the graph's resident bytes by their names.
-        solution: of what found the schedule; None where that is not known.
-        measured: the peaks of the stock and of the rematerialized step as a device's allocator gave them, in bytes;
-            None where no step was run.
-        how: these are known: "measured" in runs, or as the steps are "compiled" by XLA.
-        device: that the step was planned for, in words; "" where that is not known.
+        solution: the solution with this schedule; None if it is not known.
+        measured: the peaks of the stock and of the rematerialized step by a device's allocator, in bytes; None if no
+            step was run.
+        how: the source of these: "measured" in runs, or "compiled" by XLA.
+        device: the device for which the step was planned, in words; "" if it is not known.
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
-        difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
-            the two were not compared.
+        difference: the difference between a rewritten and the stock step, relative to the change, and its variable;
+            None if the two were not compared.
         chunks: the parts that are computed in chunks of rows.
-        margin_bytes: that were taken from the budget that was asked for.
-        patterns: what was to be kept or recomputed, and what that costs.
+        margin_bytes: bytes that were subtracted from the requested budget.
+        patterns: the patterns of nodes to keep or to recompute, and the cost of each.
     """
 
     name: str
@@ -69,13 +69,13 @@ class PlanView:
 
     @property
     def predicted(self) -> tuple[int, int]:
-        """Returns the peaks of the stock and of the rematerialized step as they are predicted, in bytes."""
+        """Returns the predicted peaks of the stock and of the rematerialized step, in bytes."""
         stock_bytes = self.stock_peak_bytes or self.stock.simulation.peak_bytes
         return stock_bytes, self.rematerialized.simulation.peak_bytes
 
     @cached_property
     def resident_parts(self) -> dict[str, int]:
-        """Returns the parts of the graph's resident bytes by name, without empty ones; they add up to all of them."""
+        """Returns the parts of the resident bytes by name, without empty ones. They add up to the resident bytes."""
         parts, left = {}, self.graph.resident_bytes
         for name, num_bytes in self.resident.items():
             parts[name] = min(num_bytes, left)
@@ -84,17 +84,17 @@ class PlanView:
         return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
 
     def get_origin(self, node: int) -> NodeOrigin:
-        """Returns where a node comes from."""
+        """Returns the origin of a node."""
         return self.origins.nodes[node]
 
     def get_label(self, node: int) -> str:
-        """Returns the layer of a node, its own name where that is unknown."""
+        """Returns the layer of a node; its own name if the layer is not known."""
         return self.origins.nodes[node].layer or self.graph.nodes[node].name
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline is a schedule's positions one after the other."""
+    """The positions of a schedule in their order."""
 
     graph: Graph
     schedule: Schedule
@@ -106,15 +106,16 @@ class Timeline:
 
     @cached_property
     def is_again(self) -> np.ndarray:
-        """Returns which positions compute what was computed before, bool [num_positions]."""
+        """Returns whether each position computes a node again, bool [num_positions]."""
         again = np.ones(len(self.order), dtype=np.bool_)
         again[np.unique(self.order, return_index=True)[1]] = False
         return again
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """Returns the cost spent before each position, waits for transfers included, and, last, in all,
-        int64 [num_positions + 1].
+        """Returns the cost before each position, including waits for transfers, and last the total.
+
+        Its type is int64 [num_positions + 1].
         """
         return np.array([0, *self.timing.end], dtype=np.int64)
 
@@ -130,7 +131,7 @@ class Timeline:
 
     @cached_property
     def storage(self) -> Retention:
-        """Returns the positions during which each copy of a value takes storage of its own."""
+        """Returns the positions during which each copy of a value has storage of its own."""
         return find_storage(self.graph, self.schedule)
 
     @cached_property
@@ -145,7 +146,7 @@ class Timeline:
     def bands(self) -> dict[str, np.ndarray]:
         """Returns the bytes of each kind of value and of workspace at each position, each int64 [num_positions].
 
-        With the resident bytes they add up to those of `simulation`.
+        Together with the resident bytes, they add up to the memory of `simulation`.
         """
         storage, size = self.storage, self.graph.sizes_bytes[self.storage.value]
         bands = {}
@@ -159,7 +160,7 @@ class Timeline:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Lists for each position the later positions that read what it computed, ascending, [num_positions]."""
+        """Lists, for each position, the later positions that read its values, in ascending order, [num_positions]."""
         readers: list[list[int]] = [[] for _ in self.order]
         latest: dict[int, int] = {}
         fetched = set(self.schedule.fetches)
@@ -172,9 +173,9 @@ class Timeline:
 
     @cached_property
     def served(self) -> np.ndarray:
-        """Returns the first position that each recomputation is made for, maybe through others, int64 [num_positions].
+        """Returns the first position that needs each recomputation, also by way of others, int64 [num_positions].
 
-        That position computes its node for the first time. -1 where there is none, and for first computations.
+        That position computes its node for the first time. -1 without one, and for first computations.
         """
         served = np.full(len(self.order), -1, dtype=np.int64)
         for position in np.nonzero(self.is_again)[0][::-1]:
@@ -184,12 +185,12 @@ class Timeline:
 
     @cached_property
     def backward_position(self) -> int:
-        """Returns the first position of the backward pass; the number of positions where there is none."""
+        """Returns the first position of the backward pass; the number of positions if there is none."""
         backward = (
             position for position, number in enumerate(self.schedule.order) if self.graph.nodes[number].is_backward
         )
         return next(backward, len(self.order))
 
     def list_live(self, position: int) -> np.ndarray:
-        """Lists the copies of `storage` that are there at a position, int64."""
+        """Lists the copies of `storage` that are in memory at a position, int64."""
         return np.nonzero((self.storage.start <= position) & (self.storage.end >= position))[0]

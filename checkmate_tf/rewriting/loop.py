@@ -6,6 +6,7 @@ iteration holds only its own share of what is wide.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -14,10 +15,11 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.rewriting.regions import Pass, Region
+from checkmate_tf.rewriting.regions import PRODUCT_TYPES, Pass, Region
 from checkmate_tf.rewriting.rows import SHARED, SUM, Layout, Rows
 from checkmate_tf.tf_private import FuncGraph
 from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.tracing.semantics import ALIAS_TYPES
 
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 # Sums over chunks of these are added up in 32 bits.
@@ -168,6 +170,7 @@ class _Chunk:
         given: tensor from outside and how it is read -> the name by which the operations read it.
         graph_def: the operations.
         masks: of rows that some operations read.
+        waits: operation -> another one that it waits for.
     """
 
     def __init__(self, region: Region, one: Pass, rows: Rows):
@@ -178,6 +181,7 @@ class _Chunk:
         self.graph_def = GraphDef()
         self.masks: set[str] = set()
         self.constants: dict[TensorId, str] = {}
+        self.waits = self.find_waits()
         for index in sorted(self.members):
             self.write(index)
 
@@ -224,9 +228,37 @@ class _Chunk:
         definition.CopyFrom(op.node_def)
         del definition.input[:]
         definition.input.extend(names)
+        if index in self.waits:
+            definition.input.append(f"^{ops.ops[self.waits[index]].name}")
         for attribute in _DROPPED_ATTRIBUTES:
             definition.attr.pop(attribute, None)
         self.graph_def.node.append(definition)
+
+    def find_waits(self) -> dict[int, int]:
+        """Maps wide operations to the one before each, where one of the two is a product that TensorFlow fuses with no
+        bias.
+
+        TensorFlow would begin all products at once whose operands are there, and hold all their results.
+        """
+        ops = self.region.ops
+        biases = {index for index in self.members if ops.ops[index].type == "BiasAdd"}
+        fused = biases | {ops.inputs[index][0][0] for index in biases}
+        fused |= {index for index in self.members if any(source in biases for source, _ in ops.inputs[index])}
+        wide = [index for index in sorted(self.members) if self.touches_wide(index)]
+        return {
+            index: before
+            for before, index in pairwise(wide)
+            if fused.isdisjoint((before, index))
+            and not PRODUCT_TYPES.isdisjoint((ops.ops[before].type, ops.ops[index].type))
+            and all(source != before for source, _ in ops.inputs[index])
+        }
+
+    def touches_wide(self, index: int) -> bool:
+        """Returns whether an operation, and no view, reads or makes as much as the region's product."""
+        ops = self.region.ops
+        made = [(index, position) for position in range(len(ops.sizes_bytes[index]))]
+        sizes = {ops.sizes_bytes[op][position] for op, position in (*ops.inputs[index], *made) if op in self.members}
+        return ops.ops[index].type not in ALIAS_TYPES and ops.sizes_bytes[self.region.product][0] in sizes
 
     def name_input(self, tensor: TensorId, layout: Layout) -> str:
         """Names what a member reads; a constant is written beside it."""

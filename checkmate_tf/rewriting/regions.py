@@ -31,7 +31,7 @@ from checkmate_tf.rewriting.rules import (
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
-_PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
+PRODUCT_TYPES = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
 # The forward and the backward pass of a block.
 _MOST_PASSES = 2
 
@@ -186,7 +186,7 @@ def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
     """Maps the products of the forward pass to width and elements of their results, the largest result first."""
     sizes: dict[int, tuple[int, int]] = {}
     for index, op in enumerate(ops.ops):
-        if op.type not in _PRODUCTS or is_in_gradient(op) or not op.outputs[0].shape.is_fully_defined():
+        if op.type not in PRODUCT_TYPES or is_in_gradient(op) or not op.outputs[0].shape.is_fully_defined():
             continue
         width, elements = op.outputs[0].shape[-1:].num_elements(), op.outputs[0].shape.num_elements()
         if 0 < width < elements:

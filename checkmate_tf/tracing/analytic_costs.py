@@ -1,8 +1,8 @@
-"""Estimates costs by formulas, until measured ones replace them: the time of an op on a nominal device.
+"""Estimates the costs of operations on a nominal device by formulas, until measured costs replace them.
 
 The nominal device computes 10 floating-point operations in the time in which it moves one byte, which is about right
-for CPUs in float32. GPUs differ from that, but costs are only compared with each other. An op takes the longer of
-computing and moving its inputs and outputs, plus its dispatch.
+for CPUs in float32. GPUs differ from that, but costs are only compared with each other. The time of an operation is the
+longer of computing and moving its inputs and outputs, plus its dispatch.
 """
 
 from math import prod
@@ -31,16 +31,16 @@ _COSTLY_ELEMENTWISE = dict.fromkeys(
 
 
 def estimate_op_cost_ns(op: tf.Operation) -> int:
-    """Estimates the nominal nanoseconds of one operation; shapes that are not static count as empty."""
+    """Returns the nominal nanoseconds of one operation. Shapes that are not static count as empty."""
     moved = sum(_count_bytes(t) for t in op.inputs) + sum(_count_bytes(t) for t in op.outputs)
     return int(max(count_op_flops(op) / FLOPS_PER_NS, moved / BYTES_PER_NS)) + DISPATCH_NS
 
 
 def count_op_flops(op: tf.Operation) -> int:
-    """Counts the floating-point operations of one op: exactly for convolutions and products, one or more an element
-    otherwise.
+    """Returns the floating-point operations of one op: exactly for convolutions and products, otherwise roughly.
 
-    Of a loop those of all iterations, of one where it is open how many there are.
+    Other ops count one or more for each element. For a loop, it counts those of all iterations; for a loop with an
+    unknown number of iterations, those of one.
     """
     if op.type in WHILE_TYPES:
         return (count_iterations(op) or 1) * sum(map(count_op_flops, get_loop_body(op).get_operations()))
@@ -57,7 +57,7 @@ def is_product(op: tf.Operation) -> bool:
 
 
 def _count_conv(op: tf.Operation) -> int:
-    """Counts 2 x output elements x the filter taps that each sums over; the filter is [*window, in / groups, out]."""
+    """Returns 2 x output elements x the filter taps in each sum. The filter is [*window, in / groups, out]."""
     filters = _get_shape(op.inputs[1])
     return 2 * _count_elements(op.outputs[0]) * prod(filters[:-1])
 
@@ -71,8 +71,9 @@ def _count_conv_filter_gradient(op: tf.Operation) -> int:
 
 
 def _count_depthwise(op: tf.Operation) -> int:
-    """Counts as for a convolution whose outputs sum over the window alone; the filter is [height, width, in,
-    multiplier].
+    """Returns the count for a convolution whose outputs sum over the window alone.
+
+    The filter is [height, width, in, multiplier].
     """
     return 2 * _count_elements(op.outputs[0]) * prod(_get_shape(op.inputs[1])[:2])
 
@@ -95,7 +96,7 @@ def _count_matmul(op: tf.Operation) -> int:
 
 
 def _count_einsum(op: tf.Operation) -> int:
-    """Counts 2 x the product of the sizes of all labels of the equation; 2 an element where an ellipsis hides some."""
+    """Returns 2 x the product of the sizes of all labels of the equation; 2 an element if an ellipsis hides some."""
     equation = op.get_attr("equation").decode()
     if "." in equation:
         return 2 * max(_count_elements(t) for t in (*op.inputs, *op.outputs))
@@ -124,7 +125,7 @@ _PRODUCT_FLOPS = {
 
 
 def _get_shape(tensor: tf.Tensor) -> list[int]:
-    """Returns the static shape, with 0 for what is not known."""
+    """Returns the static shape, with 0 for unknown dimensions."""
     if tensor.shape.rank is None:
         return []
     return [size or 0 for size in tensor.shape.as_list()]

@@ -1,6 +1,4 @@
-"""Extracts a TrainingGraph from a traced training step: the Graph to schedule and the TensorFlow ops behind its
-nodes.
-"""
+"""Extracts a TrainingGraph from a traced training step: the graph to schedule, and the operations behind its nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,16 +19,16 @@ from checkmate_tf.tracing.semantics import count_static_bytes
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """A training graph here is a graph of nodes and values together with the TensorFlow operations behind them.
+    """A graph of nodes and values, with the TensorFlow operations behind them.
 
     Args:
         graph: the nodes and values to schedule; node i is `grouping.groups[i]`.
         function: the traced step.
         ops: the step's operations that its results need.
-        grouping: which of them make up each node, and which run exactly once.
-        tensors: the output tensors that each value stands for, as indices into `ops`, [num_values].
-        observed: what a run told of the sizes that shapes leave open; in `ops` they count.
-        traced: the step as Python traced it, where `function` was written from that; None where it is that itself.
+        grouping: the operations of each node, and those that run exactly once.
+        tensors: the output tensors that each value represents, as indices into `ops`, [num_values].
+        observed: sizes observed in a run, for shapes that are open; `ops` includes them.
+        traced: the step as Python traced it, if `function` was rewritten from it; otherwise None.
     """
 
     graph: Graph
@@ -46,7 +44,7 @@ class TrainingGraph:
         return tuple(self.ops.ops[member] for member in self.grouping.groups[node].members)
 
     def get_value_tensors(self, value: int) -> tuple[tf.Tensor, ...]:
-        """Returns the tensors of the step that a value stands for: one, or several small ones of a node."""
+        """Returns the tensors of the step that a value represents: one, or several small ones of a node."""
         return tuple(self.ops.ops[op].outputs[position] for op, position in self.tensors[value])
 
 
@@ -60,16 +58,17 @@ def extract(
 ) -> TrainingGraph:
     """Extracts the training graph of a traced step, with analytic costs.
 
-    The step computes the loss with its regularizers, and gradients by a `tf.GradientTape`; trace it with
-    static shapes. Extraction is deterministic: the same step gives the same graph, node for node.
+    The step computes the loss with its regularizers, and gradients by a `tf.GradientTape`. Trace it with static shapes.
+    Extraction is deterministic: the same step always leads to the same graph, node for node.
 
     Args:
-        resident_bytes: always held; by default the step's arguments and what it captures (variables, constants).
-        like: of the same step at another batch size: the graphs get the same nodes and values, whatever the sizes.
-        observe: tells the sizes that shapes leave open; without it they count as 0 bytes.
+        resident_bytes: memory that is always held; by default, the step's arguments and its captured tensors
+            (variables, constants).
+        like: the graph of the same step at another batch size. Both graphs get the same nodes and values, at any size.
+        observe: returns the sizes that shapes leave open; without it, they count as 0 bytes.
 
-    Raises UnsupportedModelError when nothing is computed, for TensorFlow 1 loops, and where the step has other
-    operations than that of `like`.
+    Raises UnsupportedModelError if nothing is computed, for TensorFlow 1 loops, and if the step has other operations
+    than that of `like`.
     """
     ops = list_ops(function.graph)
     observed = Observed() if observe is None else observe(ops)
@@ -88,7 +87,7 @@ def extract(
 
 
 def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:
-    """Copies the sizes of operations from another trace. Raises UnsupportedModelError where the two differ."""
+    """Copies the sizes of operations from another trace. Raises UnsupportedModelError if the two differ."""
     for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
         if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
             raise UnsupportedModelError(
@@ -106,7 +105,7 @@ def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:
 class _Builder:
     """Turns groups into nodes and their outputs into values.
 
-    Sizes are those of `ops`; what depends on a size, such as which values are small, is as in `decisions`.
+    Sizes are those of `ops`. Decisions that depend on a size, such as which values are small, are those of `decisions`.
     """
 
     def __init__(self, ops: OpList, decisions: OpList, grouping: Grouping):
@@ -133,7 +132,7 @@ class _Builder:
         return TrainingGraph(graph, function, self.ops, self.grouping, tuple(self.tensors))
 
     def find_tensors_read_outside(self) -> list[set[TensorId]]:
-        """Finds the outputs of each group that another group or the caller reads."""
+        """Returns the outputs of each group that another group or the caller reads."""
         kept: list[set[TensorId]] = [set() for _ in self.grouping.groups]
         group_of = self.grouping.group_of
         for index, tensors in enumerate(self.ops.inputs):
@@ -150,12 +149,12 @@ class _Builder:
         return kept
 
     def find_reads(self, number: int, group: Group) -> set[TensorId]:
-        """Finds the tensors of other groups that a group reads."""
+        """Returns the tensors of other groups that a group reads."""
         roots = {self.grouping.root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
         return {root for root in roots if root is not None and self.grouping.group_of[root[0]] != number}
 
     def find_waits_without_data(self) -> set[int]:
-        """Finds the groups that another must follow without reading any of their outputs."""
+        """Returns the groups that another must follow without reading any of their outputs."""
         needed: set[int] = set()
         for number, group in enumerate(self.grouping.groups):
             read = {self.grouping.group_of[root[0]] for root in self.find_reads(number, group)}
@@ -163,7 +162,7 @@ class _Builder:
         return needed
 
     def add_node(self, number: int, group: Group, token_needed: bool) -> None:
-        """Adds a group's node and its values: one a large output, one for the small, one for those that only wait."""
+        """Adds a group's node and its values: one for each large output, one for small ones, one only for waits."""
         read = self.find_reads(number, group)
         sources = {self.grouping.group_of[root[0]] for root in read}
         inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
@@ -201,7 +200,7 @@ class _Builder:
         )
 
     def add_value(self, tensors: tuple[TensorId, ...]) -> int:
-        """Adds a value that stands for tensors of one node; returns its index."""
+        """Adds a value that represents tensors of one node, and returns its index."""
         first = self.ops.ops[tensors[0][0]].outputs[tensors[0][1]]
         for tensor in tensors:
             self.value_of[tensor] = len(self.values)
@@ -210,13 +209,13 @@ class _Builder:
         return len(self.values) - 1
 
     def count_bytes(self, tensor: TensorId) -> int:
-        """Counts the bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
+        """Returns a tensor's own bytes. A read of a variable has none, because the variable's storage is resident."""
         if self.ops.ops[tensor[0]].type == "ReadVariableOp":
             return 0
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def is_notable(self, member: int) -> bool:
-        """Returns whether an op reads or yields something large, so that the node's type names it."""
+        """Returns whether an op reads or yields a large tensor, so that the node's type includes the op."""
         touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))] + list(self.ops.inputs[member])
         return any(map(self.is_large, touched))
 
@@ -225,7 +224,7 @@ class _Builder:
         return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
     def find_main_op(self, group: Group) -> tf.Operation:
-        """Finds the op that names the node: the one that costs most, the first of them."""
+        """Returns the op that names the node: the first of those that cost most."""
         return self.ops.ops[max(group.members, key=lambda member: estimate_op_cost_ns(self.ops.ops[member]))]
 
 
@@ -241,7 +240,7 @@ def list_argument_sizes(function: tf.types.experimental.ConcreteFunction) -> lis
 
 
 def _count_resident_bytes(tensor: tf.Tensor) -> int:
-    """Counts the bytes of an argument or captured constant, or of the variable behind a captured handle."""
+    """Returns the bytes of an argument or captured constant, or of the variable behind a captured handle."""
     if tensor.dtype != tf.resource:
         return count_static_bytes(tensor) or 0
     handle_data = getattr(tensor, "_handle_data", None)

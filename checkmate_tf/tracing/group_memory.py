@@ -1,4 +1,4 @@
-"""Finds what a group holds while it runs: temporaries, and whether its output takes over an input's buffer."""
+"""Finds the memory of a group while it runs: temporaries, and whether its output takes over an input's buffer."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,7 @@ from checkmate_tf.tracing.semantics import find_inplace_inputs, find_inplace_out
 
 @dataclass(frozen=True)
 class _Peak:
-    """A peak is the most bytes that a group allocates, the kept output that may lie in an input's buffer, and that
-    input.
-    """
+    """The most bytes that a group allocates, the kept output that may be in an input's buffer, and that input."""
 
     num_bytes: int
     takes_over: TensorId | None
@@ -24,11 +22,11 @@ class _Peak:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """The memory of a group is what it holds beside its inputs and its kept outputs.
+    """The memory of a group besides its inputs and its kept outputs.
 
     Args:
-        workspace_bytes: temporaries at the group's own peak, beyond its kept outputs; without the output that lies in
-            an input's buffer where there is one, for that output makes no room for temporaries that come before it.
+        workspace_bytes: temporaries at the group's own peak, beyond its kept outputs. An output in an input's buffer
+            does not count, because it makes no room for temporaries that come before it.
         takes_over: the kept output that may be written to the buffer of an equally large input, or None.
     """
 
@@ -46,8 +44,8 @@ def find_group_memory(
     """Runs the members of a group in order and counts requested bytes, with TensorFlow's buffer forwarding.
 
     Args:
-        kept: the outputs that something outside the group reads. Inputs from outside are the caller's.
-        dying: inputs from outside that temporaries may be written over.
+        kept: the outputs that something outside the group reads. Inputs from outside belong to the caller.
+        dying: inputs from outside over which temporaries may be written.
     """
     apart = _find_peak(ops, grouping, members, kept, dying)
     kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
@@ -67,7 +65,7 @@ def _find_peak(
     dying: frozenset[TensorId],
     taken: TensorId | None = None,
 ) -> _Peak:
-    """Finds what `find_group_memory` needs for one run; outputs may lie in the buffer of `taken`."""
+    """Returns the peak of one run for `find_group_memory`. Outputs may be in the buffer of `taken`."""
     inside = set(members)
     last_use: dict[TensorId, int] = {}
     for member in members:
@@ -75,7 +73,7 @@ def _find_peak(
             root = grouping.root(tensor)
             if root is not None:
                 last_use[root] = member
-    held: dict[TensorId, int] = {}  # storages allocated by the group that are alive
+    held: dict[TensorId, int] = {}  # storages that the group has allocated and not freed
     storage: dict[TensorId, TensorId] = {}  # output -> the storage it is written to
     from_outside: dict[TensorId, TensorId] = {}  # output in an outside input's buffer -> that input
     peak = 0
@@ -87,12 +85,12 @@ def _find_peak(
         reusable = sorted((root for root in candidates if root is not None), key=lambda root: root not in dying)
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
-            # What is read of a variable lies in the variable, which is resident.
+            # A read of a variable uses the variable's storage, which is resident.
             size = 0 if ops.ops[member].type == "ReadVariableOp" else size or 0
             is_list = ops.ops[member].outputs[position].dtype == tf.variant
             is_inplace = not is_list and position == find_inplace_output(ops.ops[member].type)
             if is_loop and not is_list:
-                # A loop hands on what it is given, and its iterations write over that.
+                # A loop passes its arguments on, and its iterations overwrite them.
                 if output not in kept and output not in last_use and is_passed_on(ops.ops[member].outputs[position]):
                     size = 0
                 is_inplace, reusable = True, [root for root in roots[position : position + 1] if root is not None]
@@ -117,7 +115,7 @@ def _find_peak(
 
 
 def _count_iteration_bytes(op: tf.Operation) -> int:
-    """Counts what one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
+    """Returns the peak of one iteration of a loop, less its arguments; 0 for an op that is not a loop."""
     if op.type not in WHILE_TYPES:
         return 0
     body = get_loop_body(op)

@@ -2,12 +2,12 @@
 
 An operation has one of three roles:
 
-- single: it runs exactly once, in the stock place: arguments, constants, variable reads, assignments, and
-  small computations on these. Nothing it holds is scheduled.
-- alias: its output is a view of its input's buffer. It is repeated with whatever it is a view of.
-- member of a group: a group is one node of the training graph. Operations share a group where TensorFlow
-  fuses them (convolution, bias, activation), where the outputs are too small to matter, and where keeping them
-  apart could never save memory (a temporary with one reader that needs nothing else).
+- single: it runs exactly once, in the stock place: arguments, constants, variable reads, assignments, and small
+  computations on these. Its outputs are not scheduled.
+- alias: its output is a view of its input's buffer. It is repeated with the operation whose output it views.
+- member of a group: a group is one node of the training graph. Operations are in one group if TensorFlow fuses them
+  (convolution, bias, activation), if the outputs are too small to matter, or if keeping them apart could never save
+  memory (a temporary with one reader that needs nothing else).
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from checkmate_tf.tracing.semantics import (
 )
 from checkmate_tf.tracing.state_updates import find_update_ops, join_update_units, order_updates_early
 
-# An output of up to this share of the largest one, and of the sum of all, is small: it joins the group that it reads.
+# An output of up to this share of the largest one, and of the sum of all, is small, and joins the group that it reads.
 _SMALL_SHARE_OF_LARGEST = 1 / 64
 _SMALL_SHARE_OF_TOTAL = 1 / 20_000
 _SCALAR_BYTES = 8
@@ -46,9 +46,7 @@ _FILTER_GRADIENTS = frozenset(
 
 @dataclass(frozen=True)
 class Group:
-    """A group is one unit of computation: its ops, ascending, the groups that it must follow, and whether it may
-    repeat.
-    """
+    """One unit of computation: its ops, ascending, the groups that it must follow, and whether it may repeat."""
 
     members: tuple[int, ...]
     after: tuple[int, ...]
@@ -58,14 +56,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouping:
-    """A grouping says which role every op has.
+    """The role of every op.
 
     Args:
         groups: in topological order.
         group_of: the group of each op, -1 for single and alias ops, [num_ops].
         singles: ops that run exactly once, ascending.
-        constants: those of `singles` that read only shapes, all known.
-        roots: for every output of an alias op the tensor that it is a view of, None where that is a single's.
+        constants: those of `singles` that read only shapes, all of which are known.
+        roots: for every output of an alias op, the tensor that it views; None if that is the output of a single op.
         small_bytes: values up to this size count as small.
     """
 
@@ -77,7 +75,7 @@ class Grouping:
     small_bytes: int
 
     def root(self, tensor: TensorId) -> TensorId | None:
-        """Finds the tensor whose storage `tensor` shares: a group's output, or None."""
+        """Returns the tensor whose storage `tensor` shares: a group's output, or None."""
         if self.group_of[tensor[0]] >= 0:
             return tensor
         return self.roots.get(tensor)
@@ -85,7 +83,7 @@ class Grouping:
 
 @dataclass
 class _OpenGroup:
-    """An open group may still get more members."""
+    """A group that may still get more members."""
 
     is_backward: bool
     recomputable: bool
@@ -99,7 +97,7 @@ def group_ops(ops: OpList, graph: tf.Graph) -> Grouping:
 
 
 class _Grouper:
-    """A grouper makes one pass over the ops, and holds what the pass has found so far."""
+    """Makes one pass over the ops, and holds its results so far."""
 
     def __init__(self, ops: OpList, graph: tf.Graph):
         self.ops = ops
@@ -116,7 +114,7 @@ class _Grouper:
         self.updates = find_update_ops(ops)
 
     def run(self) -> Grouping:
-        """Places every op, then joins groups where that costs no memory."""
+        """Places every op, then joins groups if that costs no memory."""
         leaders = _find_fused_leaders(self.ops, self.consumers)
         behind = _pair_filter_gradients(self.ops, self.consumers)
         elsewhere = {leader for fused in leaders.values() for leader in fused} | set(behind.values())
@@ -139,7 +137,7 @@ class _Grouper:
         return size is not None and size <= self.small_bytes
 
     def place_behind(self, index: int, leaders: dict[int, list[int]]) -> None:
-        """Places an op right behind those that it may be fused with, in the same group where possible."""
+        """Places an op right behind those with which it may be fused, in the same group if possible."""
         fused = leaders.get(index, ())
         for leader in fused:
             self.place_behind(leader, leaders)
@@ -189,7 +187,7 @@ class _Grouper:
         self.group_of[index] = target
 
     def makes_handles(self, index: int) -> bool:
-        """Returns whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
+        """Returns whether an output is a new handle, which must not be made twice, other than a list."""
         op, sizes = self.ops.ops[index], self.ops.sizes_bytes[index]
         handles = [t for t, size in zip(op.outputs, sizes, strict=True) if is_handle(t) and size is None]
         return any(t.dtype != tf.resource or op.type not in WHILE_TYPES for t in handles)
@@ -197,7 +195,7 @@ class _Grouper:
     def place_alias(
         self, index: int, data: list[TensorId | None], waits_control: set[int], outputs: list[TensorId]
     ) -> bool:
-        """Makes the op an alias, unless something other than its view must be waited for."""
+        """Makes the op an alias, unless its readers must wait for something other than the viewed tensor."""
         paired = self.ops.ops[index].type == "IdentityN"
         if waits_control or (not paired and any(root is not None for root in data[1:])):
             return False
@@ -220,7 +218,7 @@ class _Grouper:
         return alike and group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
 
     def contract(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
-        """Joins groups: sums of sums first, then every group to the next where that costs no memory."""
+        """Joins groups: sums of sums first, then every group with the next if that costs no memory."""
         readers = self.find_reading_groups()
         units = self.join_sums(readers)
         merged: list[list[int]] = []
@@ -251,7 +249,7 @@ class _Grouper:
     def join_updates(
         self, groups: tuple[Group, ...], group_of: tuple[int, ...]
     ) -> tuple[tuple[Group, ...], tuple[int, ...]]:
-        """Joins each update of the state to one group, which comes as early as it may."""
+        """Joins the operations of each state update to one group, which comes as early as possible."""
 
         def root(tensor: TensorId) -> TensorId | None:
             return tensor if group_of[tensor[0]] >= 0 else self.roots.get(tensor)
@@ -275,16 +273,16 @@ class _Grouper:
         ), tuple(new[number] if number >= 0 else -1 for number in group_of)
 
     def find_large_reads(self, unit: list[int]) -> set[TensorId]:
-        """Finds the large tensors that a unit reads from outside it."""
+        """Returns the large tensors that a unit reads from outside it."""
         roots = (
             self.root(t) for number in unit for member in self.groups[number].members for t in self.ops.inputs[member]
         )
         return {root for root in roots if root and not self.is_small(root) and self.group_of[root[0]] not in unit}
 
     def join_sums(self, readers: dict[TensorId, set[int]]) -> list[list[int]]:
-        """Joins each group with the groups that end in a sum which its own sum alone reads.
+        """Joins each group with the groups that end in a sum which only its own sum reads.
 
-        Grappler rewrites a tree of sums as a whole, and rounds differently where control edges keep it from that.
+        Grappler rewrites a tree of sums as a whole. If control edges prevent that, the results are rounded differently.
         """
         units: list[list[int]] = [[number] for number in range(len(self.groups))]
         for number, group in enumerate(self.groups):
@@ -304,7 +302,7 @@ class _Grouper:
         return [unit for unit in units if unit]
 
     def may_run_later(self, root: TensorId) -> bool:
-        """Returns whether a group's large inputs take no more than its output: it may as well run later."""
+        """Returns whether a group's large inputs take no more memory than its output, so that it can run later."""
         inputs = self.find_large_reads([self.group_of[root[0]]])
         size = self.ops.sizes_bytes[root[0]][root[1]]
         return size is not None and sum(self.ops.sizes_bytes[op][i] or size + 1 for op, i in inputs) <= size
@@ -319,8 +317,8 @@ class _Grouper:
     ) -> bool:
         """Returns whether joining two consecutive units costs no memory in any schedule.
 
-        So it is when the outputs of the first are read by the second alone, and the second reads
-        no other large value that the first does not read.
+        That is so if only the second reads the outputs of the first, and the second reads no other large value that the
+        first does not read.
         """
         parts = [self.groups[number] for number in (*first, *second)]
         if len({part.is_backward for part in parts}) > 1 or not all(part.recomputable for part in parts):
@@ -336,7 +334,7 @@ class _Grouper:
         return all(root[0] in produced or root in reads for root in large)
 
     def find_reading_groups(self) -> dict[TensorId, set[int]]:
-        """Finds the groups that read each group output, through aliases; -1 stands for the step's caller."""
+        """Returns the groups that read each group output, through aliases; -1 represents the step's caller."""
         readers: dict[TensorId, set[int]] = {}
         for index, tensors in enumerate(self.ops.inputs):
             if self.group_of[index] < 0:
@@ -365,10 +363,10 @@ def _choose_small_bytes(ops: OpList) -> int:
 
 
 def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
-    """Finds for each op the earlier ops that run right before it, because TensorFlow may fuse them.
+    """Returns, for each op, the earlier ops that run right before it because TensorFlow may fuse them.
 
-    A product before the BiasAdd that alone reads it, a Pad before a convolution: what lies between, such as the cast of
-    a bias, must not wait for the leader.
+    Examples are a product before its only reader, a BiasAdd, and a Pad before a convolution. Operations between them,
+    such as the cast of a bias, must not wait for the leader.
     """
     leaders: dict[int, list[int]] = {}
     for index, op in enumerate(ops.ops):
@@ -381,9 +379,9 @@ def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> di
 
 
 def _pair_filter_gradients(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
-    """Finds for each BiasAddGrad the later filter gradient of the same gradient, which oneDNN computes with it.
+    """Returns, for each BiasAddGrad, the later filter gradient of the same gradient, which oneDNN computes with it.
 
-    In 16 bits that is a matter of the numbers too: BiasAddGrad alone adds up in 16 bits.
+    In 16 bits, the results depend on this, because BiasAddGrad alone adds up in 16 bits.
     """
     found: dict[int, int] = {}
     for index, op in enumerate(ops.ops):

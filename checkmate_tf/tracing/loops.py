@@ -1,7 +1,8 @@
-"""Finds how often while loops run, and the bytes of the TensorLists that they fill, which shapes do not state.
+"""Counts the iterations of while loops, and the bytes of the TensorLists that they fill, which shapes do not contain.
 
-A loop that is differentiated keeps what its gradient needs in lists, one element an iteration; the loop of its gradient
-takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent layers, are lists too.
+A loop that is differentiated stores the tensors for its gradient in lists, with one element for each iteration. The
+loop of its gradient takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent layers, are lists,
+too.
 """
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ _SUMS = frozenset({"AddN", "AddV2"})
 
 
 def count_iterations(loop: tf.Operation) -> int | None:
-    """Counts the iterations of a loop: as many as the longest list that it is given has elements; None where open."""
+    """Returns the number of a loop's iterations: the length of the longest list in its arguments; None if unknown."""
     lengths = [_find_length(tensor) for tensor in loop.inputs if tensor.dtype == tf.variant]
     known = [length for length in lengths if length]
     limit = tf.get_static_value(loop.inputs[1])
@@ -25,22 +26,22 @@ def count_iterations(loop: tf.Operation) -> int | None:
 
 
 def count_list_bytes(tensor: tf.Tensor) -> int | None:
-    """Counts what a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
+    """Returns the bytes of a TensorList beyond its inputs; None if they are unknown, or if the tensor is not a list."""
     if tensor.op.type in WHILE_TYPES and is_passed_on(tensor):
         return 0
     return _count_contents_bytes(tensor)
 
 
 def count_stacked_bytes(tensor: tf.Tensor) -> int | None:
-    """Counts what XLA holds for a TensorList: its elements, stacked, even where all are the same variable.
+    """Returns the bytes of a TensorList under XLA: its elements, stacked, even if all are the same variable.
 
-    None where that is open, or the tensor is no list.
+    None if they are unknown, or if the tensor is not a list.
     """
     return _count_contents_bytes(tensor, stacked=True) if tensor.dtype == tf.variant else None
 
 
 def _find_length(tensor: tf.Tensor) -> int | None:
-    """Finds the number of elements of a list; 0 for one that is yet to be filled by pushing."""
+    """Returns the number of elements of a list; 0 for one that pushes will fill."""
     op = tensor.op
     if op.type == "TensorListReserve":
         length = tf.get_static_value(op.inputs[1])
@@ -75,7 +76,7 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
 
 
 def is_passed_on(output: tf.Tensor) -> bool:
-    """Returns whether a loop gives a tensor back as it got it, or a list with elements taken out."""
+    """Returns whether a loop returns a tensor unchanged, or a list with elements taken out."""
     body, position = get_loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):
@@ -84,7 +85,7 @@ def is_passed_on(output: tf.Tensor) -> bool:
 
 
 def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
-    """Finds the tensor that an iteration adds to a list, or puts in it."""
+    """Returns the tensor that an iteration adds to a list, or puts in it."""
     op = inner.op
     if op.type == "TensorListPushBack":
         return op.inputs[1]
@@ -97,7 +98,7 @@ def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
 
 
 def _is_held_anyway(element: tf.Tensor, body: tf.Graph) -> bool:
-    """Returns whether an element is a variable, a constant, or what every iteration gets alike."""
+    """Returns whether an element is a variable, a constant, or the same tensor in every iteration."""
     while element.op.type in _VIEWS:
         element = element.op.inputs[0]
     if element.op.type in ("Const", "ReadVariableOp"):

@@ -1,4 +1,4 @@
-"""Observes in a run the sizes that shapes leave open, such as that of what a mask selects."""
+"""Observes sizes that shapes leave open in a run, such as the size of a mask's selection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import SHAPE_TYPES, has_static_shape_value
 
 _NO_BYTES = frozenset({tf.resource, tf.variant, tf.string})
-# A tensor of whole numbers with more elements is no shape or count.
+# A tensor of whole numbers with more elements is not a shape or a count.
 _MOST_SIZES = 16
 _NOTHING: Mapping = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Observed are the tensors of one run whose shapes or values the graph leaves open, by name.
+    """The tensors of one run whose shapes or values the graph leaves open, by name.
 
     Args:
-        shapes: of tensors.
-        values: of shapes and counts, such as the number of segments that rows are summed by.
+        shapes: shapes of tensors.
+        values: values of shapes and counts, such as the number of segments by which rows are summed.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: _NOTHING)
@@ -35,7 +35,7 @@ class Observed:
         return tf.TensorShape(self.shapes.get(tensor.name, tensor.shape))
 
     def fill_sizes(self, ops: OpList) -> tuple[tuple[int | None, ...], ...]:
-        """Returns the bytes of each output of each operation, those observed in the place of unknown ones."""
+        """Returns the bytes of each output of each operation, with observed sizes in place of unknown ones."""
 
         def count(tensor: tf.Tensor, size: int | None) -> int | None:
             shape = self.shapes.get(tensor.name) if size is None else None
@@ -45,7 +45,7 @@ class Observed:
 
 
 def list_open_tensors(ops: OpList) -> list[tf.Tensor]:
-    """Lists the tensors of a step whose bytes depend on data: neither shapes nor constants tell them."""
+    """Lists the tensors of a step whose bytes depend on data, because neither shapes nor constants determine them."""
     known: set[int] = set()
     found = []
     for number, op in enumerate(ops.ops):
@@ -58,7 +58,7 @@ def list_open_tensors(ops: OpList) -> list[tf.Tensor]:
 
 
 def observe(function: tf.types.experimental.ConcreteFunction, ops: OpList, arguments: Sequence[tf.Tensor]) -> Observed:
-    """Runs as much of a step as it takes to see all shapes that are open; the caller keeps the state of variables."""
+    """Runs the part of a step that determines all open shapes. The caller has to restore the state of variables."""
     open_tensors, sizes = list_open_tensors(ops), _list_sizes(ops)
     if not open_tensors:
         return Observed()
@@ -91,7 +91,7 @@ def observe(function: tf.types.experimental.ConcreteFunction, ops: OpList, argum
 
 
 def _list_sizes(ops: OpList) -> list[tf.Tensor]:
-    """Lists the small tensors of whole numbers that are computed from open shapes, or set one: how many segments."""
+    """Lists the small tensors of whole numbers that follow from open shapes, or that determine one."""
     from_shapes: set[int] = set()
     constants: set[int] = set()
     found: dict[str, tf.Tensor] = {}

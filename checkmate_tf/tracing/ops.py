@@ -18,15 +18,15 @@ _LOOP_TYPES = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", 
 
 @dataclass(frozen=True)
 class OpList:
-    """An op list holds everything about a step's operations that grouping needs, by index. All tuples are [num_ops].
+    """The facts about a step's operations that grouping needs, by index. All tuples are [num_ops].
 
     Args:
         inputs: the tensors that each op reads, in its own order.
-        controls: the ops that each op must wait for besides.
-        sizes_bytes: of each output; None where neither a static shape tells it nor what fills a TensorList.
-        is_backward: the op is part of the gradient computation, or depends on it.
+        controls: the further ops for which each op must wait.
+        sizes_bytes: of each output; None if neither a static shape nor the contents of a TensorList determine it.
+        is_backward: whether the op is part of the gradient computation, or depends on it.
         outputs: the tensors that the step returns.
-        control_outputs: ops that must run though no returned tensor needs them, such as assignments.
+        control_outputs: ops that must run although no returned tensor needs them, such as assignments.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -52,8 +52,9 @@ def is_in_gradient(op: tf.Operation) -> bool:
 
 
 def list_ops(graph: tf.Graph) -> OpList:
-    """Lists the ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TensorFlow 1
-    loops.
+    """Lists the ops that a FuncGraph's outputs and control outputs need.
+
+    Raises UnsupportedModelError for TensorFlow 1 loops.
     """
     ops = _sort(_find_needed(graph), graph)
     index = {op.name: position for position, op in enumerate(ops)}
@@ -73,7 +74,10 @@ def list_ops(graph: tf.Graph) -> OpList:
 
 
 def _look_behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """Finds what an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
+    """Returns the tensor that an IdentityN passes on, because the IdentityN waits for all its inputs.
+
+    These may be all gradients of the step.
+    """
     while tensor.op.type == "IdentityN" and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
@@ -84,10 +88,10 @@ def _count_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def _list_awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
-    """Lists what an op must wait for besides its inputs.
+    """Lists the ops for which an op must wait besides its inputs.
 
-    `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a
-    NoOp; these ops are control outputs too, and run without.
+    `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a NoOp. These
+    ops are control outputs, too, and run without the NoOp.
     """
     controls = list(op.control_inputs)
     if not controls or op.type != "Identity" or op.outputs[0].consumers():
@@ -117,7 +121,7 @@ def _find_needed(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
-    """Sorts operations by creation, except that inputs come first: a While with a gradient is rewritten late."""
+    """Sorts operations by creation, but with inputs first, because a While with a gradient is rewritten late."""
     names = {op.name for op in needed}
     created = [op for op in graph.get_operations() if op.name in names]
     position = {op.name: index for index, op in enumerate(created)}
@@ -152,7 +156,7 @@ def _mark_backward(
 ) -> tuple[bool, ...]:
     backward: list[bool] = []
     for index, op in enumerate(ops):
-        # The empty lists that a loop fills for its gradient have names of the gradient, but serve the forward pass.
+        # The empty lists that a loop fills for its gradient have the gradient's names, but belong to the forward pass.
         named = is_in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)

@@ -18,10 +18,10 @@ _LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (keras.__file__, t
 
 
 def find_origins(training_graph: TrainingGraph) -> Origins:
-    """Finds the origin of every node, and the shape and type of every value that is one tensor.
+    """Returns the origin of every node, and the shape and type of every value that is one tensor.
 
-    A gradient has the origin of the operation that it is the gradient of; what else follows from gradients, such as
-    their sums and the optimizer's updates, that of the last gradient it reads.
+    A gradient has the origin of the operation of which it is the gradient. Nodes that follow from gradients, such as
+    their sums and the optimizer's updates, have the origin of the last gradient that they read.
     """
     finder = _Finder(training_graph)
     origins: list[NodeOrigin] = []
@@ -50,7 +50,7 @@ class _Finder:
                 self.first_in_scope.setdefault(scope, op)
 
     def find(self, name: str) -> NodeOrigin:
-        """Finds the origin of an operation; nothing where it belongs to no layer."""
+        """Returns the origin of an operation; an empty one if it belongs to no layer."""
         op = self.ops.get(name)
         if op is None:
             return NodeOrigin()
@@ -67,7 +67,7 @@ class _Finder:
 
 
 def _find_read(op: tf.Operation, scope: str) -> tf.Operation | None:
-    """Finds an operation of the forward pass, in a name scope, that a gradient reads."""
+    """Returns an operation of the forward pass, in a name scope, that a gradient reads."""
     read = (tensor.op for tensor in op.inputs if tensor.op.name.startswith(scope))
     return next((one for one in read if not is_in_gradient(one)), None)
 
@@ -80,11 +80,11 @@ def _list_scopes(name: str) -> Iterator[str]:
 
 
 def _read_origin(op: tf.Operation, name: str) -> NodeOrigin:
-    """Reads the origin of what has a name in the scopes of an operation."""
+    """Returns the origin of an operation with a name in a layer's scopes."""
     frames = list_traced_frames(op)
     num_layers = sum(map(is_layer_call, frames))
-    # Keras enters a layer's name scope once to build it and once more to call it, so that TensorFlow counts the latter;
-    # a scope without a count is the user's.
+    # Keras enters a layer's name scope once to build it and once more to call it, so TensorFlow appends a count to the
+    # latter. A scope without a count is the user's.
     counted = [scope for scope in name.split("/")[:-1] if scope.rpartition("_")[2].isdigit()]
     layer = "/".join(scope.rpartition("_")[0] for scope in counted[:num_layers])
     own = next((frame for frame in reversed(frames) if not frame.filename.startswith(_LIBRARIES)), None)
@@ -92,7 +92,7 @@ def _read_origin(op: tf.Operation, name: str) -> NodeOrigin:
 
 
 def _shorten(filename: str) -> str:
-    """Returns a file's path below the current folder or where Python found it."""
+    """Returns a file's path relative to the current folder or to the folder in which Python found it."""
     path = Path(filename)
     for folder in (os.getcwd(), *sys.path):
         if folder and path.is_relative_to(folder):
@@ -101,7 +101,7 @@ def _shorten(filename: str) -> str:
 
 
 def _drop_common_root(origins: Sequence[NodeOrigin]) -> Iterator[NodeOrigin]:
-    """Drops the model's own name in front of its layers, where all are layers of one model."""
+    """Removes the model's own name from the paths of layers, if all are layers of one model."""
     roots = {origin.layer.partition("/")[0] for origin in origins if origin.layer}
     for origin in origins:
         _, _, rest = origin.layer.partition("/")

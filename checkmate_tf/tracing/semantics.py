@@ -1,4 +1,4 @@
-"""Knows what TensorFlow's operations do with memory and state: aliases, in-place outputs, shapes, statefulness."""
+"""Describes the effects of TensorFlow's operations on memory and state: aliases, in-place outputs, shapes, state."""
 
 from collections.abc import Iterator
 from math import prod
@@ -28,7 +28,7 @@ ALIAS_TYPES = frozenset(
 # These operations read only the shape of their inputs.
 SHAPE_TYPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 
-# These are never part of a node: they hold what is resident, or give access to it.
+# These are never part of a node, because they hold resident memory or give access to it.
 SOURCE_TYPES = frozenset({"Const", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "VarHandleOp"})
 
 FUNCTION_CALL_TYPES = frozenset(
@@ -36,7 +36,7 @@ FUNCTION_CALL_TYPES = frozenset(
     | {"StatefulWhile", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
 )
 
-# These kernels write to the buffer of a dying input of equal size (forward_input_or_allocate_output).
+# These kernels write to the buffer of an equally large input that ends there (forward_input_or_allocate_output).
 # fmt: off
 _INPLACE_UNARY = frozenset(
     [
@@ -64,19 +64,19 @@ _INPLACE_LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCros
 
 
 def find_inplace_output(op_type: str) -> int:
-    """Finds the index of the output that may take over the buffer of one of `find_inplace_inputs`."""
+    """Returns the index of the output that may take over the buffer of one of `find_inplace_inputs`."""
     return 1 if op_type in _INPLACE_LOSSES else 0
 
 
 def find_inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
-    """Finds the inputs whose buffer the output may take over, where they are as large as it and die there; indices."""
+    """Returns the indices of inputs whose buffer the output may take over if they have its size and end there."""
     if op_type in _INPLACE_UNARY or op_type in _INPLACE_LOSSES:
         return (0,)
     return tuple(range(num_inputs)) if op_type in _INPLACE_BINARY else ()
 
 
 def count_static_bytes(tensor: tf.Tensor) -> int | None:
-    """Counts the bytes of a tensor of static shape; None where the shape or the type leaves them open."""
+    """Returns the bytes of a tensor with a static shape; None if the shape or the type is open."""
     dtype = tensor.dtype.base_dtype
     if dtype in (tf.resource, tf.variant, tf.string):
         return None
@@ -96,7 +96,7 @@ def has_static_shape_value(op: tf.Operation) -> bool:
 def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
     """Returns whether running the op twice may differ from running it once.
 
-    Calls count as stateful only where an op of the called function, at any depth, is.
+    A call counts as stateful only if an op of the called function, at any depth, is.
     """
     if op.type == "ReadVariableOp":
         return False
@@ -145,6 +145,6 @@ def list_reached_op_types(graph: tf.Graph) -> set[str]:
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """Returns whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
+    """Returns whether ops of a type may differ from run to run, or have side effects. Unknown types count."""
     definition = find_op_definition(op_type)
     return definition is None or definition.is_stateful

@@ -1,9 +1,9 @@
-"""Joins the operations that only change a step's state to one node an update, each as early as it may run.
+"""Joins the operations of each state update to one node, and lets it run as early as possible.
 
-An optimizer changes a weight by a dozen small operations, and Keras lets it begin when all gradients are there, so that
-all of them are held at once. Nothing in a step waits for an update: here everything that one update does is one node,
-which comes in the order as soon as its gradient is there and nothing reads the old weight any more. Metrics and the
-moving averages of BatchNormalization are updates too.
+An optimizer changes a weight by a dozen small operations, and Keras begins only when all gradients are there, so all of
+them would be held at once. Nothing in a step waits for an update. Therefore, all operations of one update are one node
+here, which comes in the order as soon as its gradient is there and nothing reads the old weight any more. Metrics and
+the moving averages of BatchNormalization are updates, too.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,9 +14,9 @@ from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 
 
 def find_update_ops(ops: OpList) -> frozenset[int]:
-    """Finds the operations whose results only change variables; gradients are not among them.
+    """Returns the operations whose results only change variables. Gradients are not among them.
 
-    What reads a variable after it is changed counts for itself: it does not read a result of the update.
+    An operation that reads a variable after it is changed counts on its own: it does not read a result of the update.
     """
     readers: list[list[int]] = [[] for _ in ops.ops]
     for index, tensors in enumerate(ops.inputs):
@@ -37,11 +37,11 @@ def join_update_units(
     root: Callable[[TensorId], TensorId | None],
     is_small: Callable[[TensorId], bool],
 ) -> list[list[int]]:
-    """Joins groups of updates that belong together to units; each unit lists its groups, ascending.
+    """Joins groups of updates that belong together to units. Each unit lists its groups, ascending.
 
-    A group belongs to another that it must follow, and to those that read its result, unless that is small and several
-    units read it, such as the norm of all gradients. Updates that read nothing large are one unit, which need not come
-    early.
+    A group belongs with another that it must follow, and with the readers of its result, unless that is small and
+    several units read it, such as the norm of all gradients. Updates that read nothing large are one unit, which need
+    not come early.
     """
     units = DisjointSet([number for number, update in enumerate(is_update) if update])
     readers: dict[TensorId, set[int]] = {}
@@ -84,17 +84,17 @@ def _merge_what_one_unit_reads(
 def order_updates_early(
     ops: OpList, group_of: Sequence[int], units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]
 ) -> list[list[int]]:
-    """Orders all groups anew, those of a unit joined: updates as early as they may run, the others as they were.
+    """Orders all groups anew, with those of a unit joined: updates as early as possible, the others in their old order.
 
     Args:
         group_of: the group of each operation, -1 for none, [num_ops].
         reads: the groups that each group reads or follows, [num_groups].
 
-    A unit that another group must run within is taken apart again.
+    A unit is split again if another group must run within it.
     """
     joined = _drop_circular_units(units, reads)
     old_values = find_readers_of_old_values(ops, group_of)
-    place: dict[int, float] = {}  # of each group that was placed
+    place: dict[int, float] = {}  # of each placed group
     placed: list[tuple[float, int, list[int]]] = []
     for number in range(len(reads)):
         members = list(joined.get(number, [number]))
@@ -112,7 +112,7 @@ def order_updates_early(
 
 
 def _drop_circular_units(units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]) -> dict[int, Sequence[int]]:
-    """Maps each group to its unit, without the units that both precede and follow what is outside them."""
+    """Maps each group to its unit, without units that both precede and follow a group outside of them."""
     joined = {number: unit for unit in units for number in unit}
     while True:
         apart = {
@@ -130,14 +130,14 @@ def _drop_circular_units(units: Sequence[Sequence[int]], reads: Sequence[Collect
 
 
 def find_readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
-    """Maps each group that changes variables to the groups that read the values from before.
+    """Maps each group that changes variables to the groups that read their old values.
 
-    While one of these still runs, the new value would be written to new memory.
+    While one of these groups still runs, the new value would be written to new memory.
 
     Args:
         group_of: the group of each operation, -1 for none, [num_ops].
     """
-    readers: dict[int, set[int]] = {}  # operation that is in no group -> groups that read it
+    readers: dict[int, set[int]] = {}  # operation in no group -> groups that read it
     for index in reversed(range(len(ops.ops))):
         for source, _ in ops.inputs[index]:
             if group_of[source] < 0:

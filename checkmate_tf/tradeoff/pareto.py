@@ -1,4 +1,4 @@
-"""Measures the cost of each memory budget of a model's training: `pareto`."""
+"""Measures the cost of each memory budget of a model's training step: `pareto`."""
 
 import time
 from collections.abc import Sequence
@@ -47,15 +47,16 @@ def pareto(
     measure: bool = True,
     progress: bool = True,
 ) -> Pareto:
-    """Measures what each memory budget costs, from the stock step's peak down to the least budget that works.
+    """Measures the cost of each memory budget, from the stock step's peak down to the least budget that works.
 
     The model is traced once, its nodes are timed once, and each budget starts from the schedules and bounds of the one
     before. Nothing is installed in the model, and its state stays unchanged.
 
     Args:
+        model: the compiled model.
         batch_size, data: as in `rematerialize`.
         budgets: a list of bytes, "6GiB" or "60%" of the stock step's peak; by default ten at equal distances.
-        other_solvers: names of solvers to compare with `auto`; their figures are predictions.
+        other_solvers: names of solvers to compare with `auto`. Their figures are predictions.
         time_limit_s: seconds for the solver at all budgets together, and the same again for all other solvers.
         options: the order, the costs and the seed, as in `rematerialize`. The solver is `auto`, and the loss is
             computed as in the stock step.
@@ -63,8 +64,16 @@ def pareto(
             within it.
         progress: whether to show a progress bar with the remaining time on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError, BatchError or BudgetError, and SearchInterrupt on Ctrl-C: its `found` is the result so
-    far, None if no budget was solved.
+    Returns:
+        The curve, which can be printed, drawn and saved as a page.
+
+    Raises:
+        UnsupportedModelError: if `rematerialize` would refuse the model.
+        BatchError: if it would refuse the batch.
+        BudgetError: if a budget cannot be read.
+        SearchInterrupt: on Ctrl-C. Its `found` is the result so far, None if no budget was solved.
+
+    Example:
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])

@@ -1,7 +1,7 @@
 """Plans one traced training step for many budgets: solves for each, then runs each schedule once.
 
-Schedules and bounds are passed on between the budgets, and a schedule that ran serves every budget that its measured
-peak is within. What was found stays in the sweep when it is interrupted.
+Budgets share schedules and bounds, and a schedule that ran serves every budget that its measured peak is within. If the
+sweep is interrupted, it keeps its results so far.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from checkmate_tf.solvers import Solution, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import MinimumMemory, minimum_memory, solve_budgets
 
-# So many budgets are planned for where none are named.
+# The number of budgets if none are given.
 _NUM_BUDGETS = 10
 # The schedule of least memory gets this share of the solvers' time.
 _LEAST_SHARE = 0.2
@@ -34,14 +34,14 @@ _LEAST_SHARE = 0.2
 
 @dataclass
 class Sweep:
-    """A sweep holds what is known of a step at many budgets.
+    """The facts about a step at many budgets.
 
     Args:
-        step: with its costs.
+        step: the step with its costs.
         solutions: by budget.
-        others: of other solvers, with their budgets.
+        others: solutions of other solvers, with their budgets.
         attempts: the schedules that ran, each in the ordering that served it best.
-        stock_s: seconds of the stock step, timed beside each of these schedules, as a machine's speed varies.
+        stock_s: seconds of the stock step, timed beside each of these schedules, because a machine's speed varies.
     """
 
     step: Step
@@ -60,7 +60,7 @@ class Sweep:
         self.asked = AskedGraph.of(self.step.graph, combine(options.steer(self.step.graph, self.step.origins)))
 
     def run(self, budgets: Sequence[int | float | str] | None, other_solvers: Sequence[str]) -> None:
-        """Solves and runs; budgets are read as `rematerialize` reads them."""
+        """Solves and runs. Budgets are read as `rematerialize` reads them."""
         given = None if budgets is None else [parse_budget(one, peak_bytes=self.stock.peak_bytes) for one in budgets]
         self.find_least()
         self.solve(sorted(set(self.choose_budgets() if given is None else given), reverse=True))
@@ -80,14 +80,14 @@ class Sweep:
         )
         self.least = replace(least, solution=self.asked.take_back(least.solution))
         if request.measure:
-            # Nodes that wait for one another take the least.
+            # Nodes that wait for one another take the least memory.
             with contextlib.suppress(EmissionError):
                 solution, ordering = arrange_solution(self.step, self.least.solution), self.step.orderings[-1]
                 self.attempts.append(emit_and_measure(self.step, solution, ordering, measure=True))
                 self.time_stock(solution)
 
     def choose_budgets(self) -> list[int]:
-        """Chooses budgets at equal distances, from the least known to work to the peak of the stock step."""
+        """Returns budgets at equal distances, from the least known to work to the peak of the stock step."""
         least_bytes, most_bytes = self.least_budget_bytes, self.stock.peak_bytes
         assert least_bytes is not None
         share = (most_bytes - least_bytes) / (_NUM_BUDGETS - 1)
@@ -95,7 +95,7 @@ class Sweep:
 
     @property
     def least_budget_bytes(self) -> int | None:
-        """Returns the least budget known to work: measured, with a margin, where steps are measured."""
+        """Returns the least budget known to work. If steps are measured, it is a measured peak with a margin."""
         if self.request.measure:
             peaks = [attempt.peak_bytes for attempt in self.attempts]
             least_bytes = int(min(peaks) * (1 + Settings().named_margin)) if peaks else self.stock.peak_bytes
@@ -103,7 +103,7 @@ class Sweep:
         return None if self.least is None else self.least.budget_bytes
 
     def find_target(self, budget_bytes: int) -> int:
-        """Finds what a schedule may ask for, so that the step keeps to a budget when it is measured."""
+        """Returns the target of a schedule for a budget, so that the measured step stays within the budget."""
         if budget_bytes >= self.stock.peak_bytes:
             return max(budget_bytes, simulate_stock(self.step.graph).peak_bytes)
         stock_bytes = self.stock.peak_bytes if self.request.measure else None
@@ -136,11 +136,11 @@ class Sweep:
         self.solutions = dict(zip(budgets, map(self.arrange, found), strict=True))
 
     def arrange(self, solution: Solution) -> Solution:
-        """Returns a solution of the graph that solvers are asked of as the step's executor runs it."""
+        """Returns a solution of the asked graph in the form that the step's executor runs."""
         return arrange_solution(self.step, self.asked.take_back(solution))
 
     def solve_by_others(self, names: Sequence[str]) -> None:
-        """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
+        """Solves for all budgets by the other solvers, too, each run in an equal share of the time limit."""
         runs = [(name, budget) for name in names for budget in self.solutions]
         if runs:
             self.bar.begin_stage(Stage.SOLVE_BY_OTHERS, self.request.time_limit_s)
@@ -157,7 +157,7 @@ class Sweep:
             self.bar.set_fraction(len(self.others), len(runs))
 
     def measure(self) -> None:
-        """Runs each schedule once, in the first of the orderings that keeps to its budget, or in the last."""
+        """Runs each schedule once, in the first of the orderings that stays within its budget, or in the last."""
         self.bar.begin_stage(Stage.RUN_SCHEDULES, 4.0 * len(self.solutions))
         stock_schedule = make_retain_all_schedule(self.step.graph)
         tried = set()
@@ -190,7 +190,7 @@ class Sweep:
         self.stock_s[solution.scheduled.schedule] = None if beside is None else beside.step_s
 
     def list_points(self) -> list[ParetoPoint]:
-        """Lists what is known of each budget, by this solver and the others, the highest budget first."""
+        """Lists the facts about each budget, by this solver and the others, the highest budget first."""
         planned = [
             self._describe(budget, solution, self._find_attempt(budget, solution))
             for budget, solution in self.solutions.items()
@@ -198,9 +198,9 @@ class Sweep:
         return planned + [self._describe(budget, solution, None) for budget, solution in self.others]
 
     def _find_attempt(self, budget_bytes: int, solution: Solution) -> Attempt | None:
-        """Finds the cheapest schedule that ran within a budget, or what its own schedule took at the least.
+        """Returns the cheapest schedule that ran within a budget, or the run of least memory of its own schedule.
 
-        None where its own schedule did not run.
+        None if its own schedule did not run.
         """
         fitting = [one for one in self.attempts if self._keeps_to(one, budget_bytes)]
         if solution.best is None:
@@ -211,9 +211,9 @@ class Sweep:
         return min(fitting, key=lambda one: one.cost) if fitting else min(own, key=lambda one: one.peak_bytes)
 
     def _find_bound(self, served: Solution) -> int:
-        """Finds the highest bound that is proved for a schedule's memory.
+        """Returns the highest bound that is proved for a schedule's memory.
 
-        Bounds of more memory hold for less too, and those for a free order of the nodes for a fixed one.
+        Bounds for more memory hold for less, too, and those for a free order of the nodes hold for a fixed one.
         """
         if served.best is None:
             return served.cost_lower_bound

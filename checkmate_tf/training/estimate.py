@@ -1,4 +1,4 @@
-"""Estimates what a model's stock training step needs, part by part, without running it."""
+"""Estimates the memory of a model's stock training step, part by part, without running it."""
 
 import re
 import time
@@ -31,13 +31,23 @@ from checkmate_tf.training.traced_model import TracedModel, trace_model
 _LAYERS_SHOWN = 5
 # The stages of estimating, with a first guess of their seconds.
 _STAGES_S = {Stage.TRACE: 3.0, Stage.COMPILE: 10.0}
-# TensorFlow tells a scope from others of the same name by a number at its end.
+# TensorFlow appends a number to the name of a scope if other scopes have the same name.
 _SCOPE_NUMBER = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """These are the bytes of a layer's activations that are held at the step's peak; `name` is a path of layers."""
+    """The bytes of a layer's activations that are held at the step's peak.
+
+    Args:
+        name: the path of the layer.
+        size_bytes: their size.
+
+    Example:
+
+    >>> LayerActivations("encoder/dense", size_bytes=4096).size_bytes
+    4096
+    """
 
     name: str
     size_bytes: int
@@ -45,23 +55,35 @@ class LayerActivations:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate says what a stock training step needs at its peak, in bytes asked for.
+    """The memory that a stock training step needs at its peak, in requested bytes.
 
-    The device's allocator hands out chunks that can be larger, mostly by less than 10 %.
+    The device's allocator provides chunks that can be larger, mostly by less than 10 %.
 
     Args:
-        batch_size: rows, of one replica where the model trains on several; None where the batch does not show it.
-        resident: what is held throughout the step.
-        activation_bytes: of the forward pass, held at the peak for the gradients to come.
-        gradient_bytes: of the backward pass, held at the peak, and what the optimizer makes of them.
-        workspace_bytes: what the operation at the peak holds only while it runs. Under XLA it is all that the compiled
-            step takes and the graph does not tell; where the graph tells too much, the parts are made smaller alike.
+        batch_size: rows, of one replica if the model trains on several; None if the batch does not show it.
+        resident: bytes that are held throughout the step.
+        activation_bytes: values of the forward pass that are held at the peak for gradients.
+        gradient_bytes: values of the backward pass that are held at the peak, and the optimizer's values made from
+            them.
+        workspace_bytes: memory that the operation at the peak holds only while it runs. Under XLA, it is the difference
+            between the compiled step and the other parts. If these are larger than the compiled step, they are all
+            reduced by one factor.
         peak_node: the name of that operation.
-        layers: whose activations `activation_bytes` are, the largest first.
-        device: that the step would run on.
-        available_bytes: what a step may take there: what is free now, less a margin of 10 %, and what the model's
-            variables take already. None where the device does not report it.
-        took_s: that estimating took.
+        layers: the layers of `activation_bytes`, the largest first.
+        device: the device on which the step would run.
+        available_bytes: memory that a step may take there: the free memory less a margin of 10 %, plus the memory of
+            the model's variables. None if the device does not report it.
+        took_s: time of the estimate.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(500), keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse", jit_compile=False)
+    >>> needed = estimate(model, batch_size=64, progress=False)
+    >>> needed.peak_bytes - needed.resident.total == (
+    ...     needed.activation_bytes + needed.gradient_bytes + needed.workspace_bytes
+    ... )
+    True
     """
 
     name: str
@@ -78,7 +100,7 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """Sums all parts: the peak of the step."""
+        """Returns the sum of all parts: the peak of the step."""
         return self.resident.total + self.activation_bytes + self.gradient_bytes + self.workspace_bytes
 
     def __str__(self) -> str:
@@ -109,17 +131,25 @@ class Estimate:
 
 @plan_alone()
 def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None, progress: bool = True) -> Estimate:
-    """Estimates what the stock training step of a compiled model needs, by parts, without running or planning it.
+    """Estimates the memory of a compiled model's stock training step, part by part, without running or planning it.
 
-    The step is traced, and compiled where XLA compiles the model; nothing of the size of a step is allocated, so that
-    models can be estimated that the device is too small for. The model trains as before.
+    The step is traced, and compiled if XLA compiles the model. Nothing of the size of a step is allocated, so models
+    that are too large for the device can be estimated, too. The model trains as before.
 
     Args:
-        batch_size: rows of the batch; the other sizes come from the model's input shapes.
-        data: as in `rematerialize`, where the model leaves sizes open.
-        progress: a bar on standard error, where that is a terminal.
+        model: the compiled model.
+        batch_size: rows of the batch. The other sizes come from the model's input shapes.
+        data: as in `rematerialize`, if the model leaves sizes open.
+        progress: whether to show a progress bar on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError or BatchError for what `rematerialize` would refuse.
+    Returns:
+        The parts of the peak.
+
+    Raises:
+        UnsupportedModelError: if `rematerialize` would refuse the model.
+        BatchError: if it would refuse the batch.
+
+    Example:
 
     >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(500), keras.layers.Dense(1)])
     >>> model.compile("adam", "mse", jit_compile=False)
@@ -145,7 +175,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
 
 
 def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began_s: float) -> Estimate:
-    """Splits the peak of the stock step into parts, as simulated or as compiled."""
+    """Returns the parts of the stock step's peak, as simulated or as compiled."""
     model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
     peak = simulation.peak_position
@@ -155,7 +185,7 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
     node = graph.nodes[peak]
     taken_over = graph.resident_bytes + sum(sizes.values()) + node.workspace_bytes - simulation.peak_bytes
     if taken_over:
-        sizes[node.outputs[0]] -= taken_over  # It lies in the storage of an input that is counted.
+        sizes[node.outputs[0]] -= taken_over  # The output takes over the storage of an input that is counted already.
     step_bytes = sum(sizes.values()) + node.workspace_bytes
     if compiled_bytes is not None:
         step_bytes = compiled_bytes - resident.total
@@ -183,7 +213,7 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
 
 
 def _find_layer(tensor: str, names: set[str]) -> str:
-    """Finds the path of the layers that made a tensor; the tensor's own scope where no layer did.
+    """Returns the path of the layers that made a tensor; the tensor's own scope if no layer did.
 
     The first of the scopes is the model's.
     """
@@ -197,7 +227,7 @@ def _find_layer(tensor: str, names: set[str]) -> str:
 
 def _find_available_bytes(device: str, resident: ResidentBytes) -> int | None:
     try:
-        # The variables lie on the device already; the batch does not.
+        # The variables are on the device already, but the batch is not.
         return resident.state + find_free_bytes(device)
     except BudgetError:
         return None

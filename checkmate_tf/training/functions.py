@@ -1,4 +1,4 @@
-"""Rematerializes functions outside Keras's `fit`: custom training loops."""
+"""Rematerializes functions outside Keras's `fit`, for custom training loops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,19 @@ from checkmate_tf.training.model_checks import check_eager
 
 @dataclass(frozen=True)
 class RewrittenFunction:
-    """A rewritten function is called as its source was, with the same results and effects; `plan` tells what it
-    takes.
+    """A rewritten function. It takes the arguments of the original one and has the same results and effects.
+
+    Args:
+        plan: the plan that it follows.
+
+    Example:
+
+    >>> weights = tf.Variable(tf.eye(64))
+    >>> step = tf.function(lambda x: weights.assign_sub(tf.matmul(x, x, transpose_a=True)))
+    >>> concrete = step.get_concrete_function(tf.TensorSpec((8, 64)))
+    >>> rewritten = rewrite_function(concrete, budget="100%", measure=False, progress=False)
+    >>> rewritten(tf.zeros((8, 64))).shape, rewritten.plan.overhead
+    (TensorShape([64, 64]), 0.0)
     """
 
     plan: Plan
@@ -49,25 +60,32 @@ def rewrite_function(
     measure: bool = True,
     progress: bool = True,
 ) -> RewrittenFunction:
-    """Rewrites a function so that it keeps within a memory budget, for custom training loops.
+    """Rewrites a function so that it stays within a memory budget, for custom training loops.
+
+    If XLA compiles the function, as that of `tf.function(jit_compile=True)`, the plan is by XLA's buffer assignment,
+    and XLA compiles the rewritten function, too.
 
     Args:
-        concrete_function: `tf.function(step).get_concrete_function(...)` of static shapes: the gradients of
-            a step, or a whole step with its optimizer updates. It may take variables as arguments.
-        budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
-            and its arguments; nothing else that the caller holds.
-        time_limit_s: for the solver, in all.
-        options: the solver, the order in which it may compute, where costs come from, and the seed: see `Options`.
-        measure: run the function on zeros, with its variables put back after, and plan tighter until it measures
-            within the budget. Functions with effects other than on variables (collectives, iterators, random numbers
-            with a state of their own) are never run: their peak is predicted only.
-        progress: bars on standard error, where that is a terminal.
+        concrete_function: `tf.function(step).get_concrete_function(...)` with static shapes. It computes the gradients
+            of a step, or is a whole step with its optimizer updates. It may take variables as arguments.
+        budget: bytes, "6GiB", "60%" of the original function's peak, or "auto". It covers the function's arguments and
+            the variables that it reads, and no other memory of the caller.
+        time_limit_s: seconds for all runs of the solver together.
+        options: the solver, the order of computation, the source of costs, and the seed; see `Options`.
+        measure: whether to run the function on zeros, and to lower the target until the measured peak is within the
+            budget. Its variables are restored afterwards. A function with effects other than on variables (collectives,
+            iterators, random numbers with a state of their own) never runs, and its peak is only predicted.
+        progress: whether to show progress bars on standard error, if that is a terminal.
 
-    A function of `tf.function(jit_compile=True)` is planned as XLA compiles it, by its buffer assignment, and gives one
-    that XLA compiles.
+    Returns:
+        The rewritten function, with its plan.
 
-    Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
-    InfeasibleBudgetError.
+    Raises:
+        UnsupportedModelError: for anything other than a ConcreteFunction of static shapes.
+        BudgetError: if the budget cannot be read.
+        InfeasibleBudgetError: if no plan within the budget was found.
+
+    Example:
 
     >>> weights = tf.Variable(tf.eye(64))
     >>> def compute_gradients(x):
@@ -103,14 +121,17 @@ def rewrite_function(
 
 @dataclass(frozen=True)
 class _Argument:
-    """An argument is a tensor, or a variable, which the function takes by its handle; `spec` is of what that holds."""
+    """An argument of a function: a tensor, or a variable, which the function takes by its handle.
+
+    `spec` is the spec of the tensor or of the variable's value.
+    """
 
     spec: tf.TensorSpec
     is_variable: bool
 
     @staticmethod
     def of(tensor: tf.Tensor) -> "_Argument":
-        """Reads an argument of a traced function. Raises UnsupportedModelError for other resources than variables."""
+        """Returns an argument of a traced function. Raises UnsupportedModelError for other resources than variables."""
         if tensor.dtype != tf.resource:
             return _Argument(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.op.name), is_variable=False)
         handle_data = get_resource_handle_data(tensor)
@@ -122,7 +143,7 @@ class _Argument:
         return _Argument(tf.TensorSpec(tf.TensorShape(held.shape), held.dtype, tensor.op.name), is_variable=True)
 
     def make_zeros(self) -> tf.Tensor:
-        """Makes a tensor of zeros, or the handle of a variable of them."""
+        """Makes a tensor of zeros, or the handle of a variable of zeros."""
         zeros = tf.zeros(self.spec.shape, self.spec.dtype)
         if not self.is_variable:
             return zeros
@@ -132,7 +153,7 @@ class _Argument:
 
 
 def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) -> Step:
-    """Makes a function a step of what executes it."""
+    """Returns a function as a step of its executor."""
     variables = [each.spec for each in arguments if each.is_variable]
     tensors = [each.spec for each in arguments if not each.is_variable]
     resident = ResidentBytes(
@@ -152,7 +173,7 @@ def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) 
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
-    """Returns whether running a function leaves nothing behind but what it assigns to variables."""
+    """Returns whether a run of a function has no effects other than on variables."""
     stateful = {
         kind for kind in list_reached_op_types(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES
     }
@@ -160,9 +181,10 @@ def _changes_only_variables(graph: tf.Graph) -> bool:
 
 
 def _flatten_arguments(handles: Mapping[int, tf.Tensor], function: EmittedFunction) -> Callable[..., Any]:
-    """Returns an emitted function as a function of its flat tensors; `handles` are of its arguments that are variables.
+    """Returns an emitted function as a function of its flat tensors.
 
-    XLA compiles a function for the shapes of tensors, and for the variables that it captures.
+    `handles` are those of arguments that are variables. XLA compiles a function for the shapes of tensors, and for the
+    variables that it captures.
     """
 
     def call(*tensors: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Reports in `fit` what each training step takes: `MemoryReport`, a Keras callback."""
+"""Reports the memory of each training step in `fit`: `MemoryReport`, a Keras callback."""
 
 import statistics
 import time
@@ -23,25 +23,27 @@ _MIB = 2**20
 
 
 class MemoryReport(keras.callbacks.Callback):
-    """Adds each training step's peak, budget and time to the logs of `fit`, and sums them up when training ends.
+    """Adds each training step's peak, budget and time to the logs of `fit`, and prints a summary when training ends.
 
-    The logs have `peak_mib`, `budget_mib` and `step_s`; those of an epoch have its highest peak and its median time.
-    The progress bar and `History` show them at any place in the list of callbacks. `CSVLogger`, `TensorBoard` and other
-    callbacks that read the logs must come after it. A key is left out if its figure is unknown: the budget of a model
-    that was not rematerialized, and the peak on a device that does not report it. The callback warns once, at the
-    first step above the budget. With `steps_per_execution` a peak is that of several steps, and a time is their mean.
+    The logs contain `peak_mib`, `budget_mib` and `step_s`; those of an epoch contain its highest peak and its median
+    time. The progress bar and `History` show them wherever the callback is in the list. `CSVLogger`, `TensorBoard` and
+    other callbacks that read the logs must come after it. A key is left out if its figure is unknown: the budget of a
+    model that was not rematerialized, and the peak on a device that does not report it. The callback warns once, at the
+    first step above the budget. With `steps_per_execution`, a peak is that of several steps, and a time is their mean.
 
-    On a GPU a peak is all that is in use on the first one. On a CPU it is what the model's variables take, and what was
-    allocated since training began: the step's own tensors, its batch, the batches made ready for the next steps, and
-    what a data set caches. Arrays that `fit` was given do not count. Where a data set holds more than the batches that
-    a plan allows for, the plan's number counts.
+    On a GPU, a peak is all memory in use on the first one. On a CPU, it is the memory of the model's variables and of
+    everything allocated since training began: the step's own tensors, its batch, prefetched batches, and the cache of a
+    dataset. Arrays that were passed to `fit` do not count. If a dataset holds more than the batches that a plan allows
+    for, the plan's number counts.
 
     Attributes:
-        peak_bytes: the highest peak since training began; None where none is known.
+        peak_bytes: the highest peak since training began; None if none is known.
         peak_at: the epoch and the batch of that peak, counted from 0 as Keras does.
-        budget_bytes: of the last step; None where it has none.
-        num_steps: that were measured since training began.
-        num_above: how many peaks were above the budget.
+        budget_bytes: the budget of the last step; None if it has none.
+        num_steps: the number of steps measured since training began.
+        num_above: the number of peaks above the budget.
+
+    Example:
 
     >>> import numpy as np
     >>> hidden = keras.layers.Dense(256, activation="relu")
@@ -79,7 +81,7 @@ class MemoryReport(keras.callbacks.Callback):
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes what is in use before the first batch is made."""
+        """Records the memory in use before the first batch is made."""
         self._start_over()
         device = find_default_device()
         if reset_peak_bytes(device) is None:
@@ -88,24 +90,24 @@ class MemoryReport(keras.callbacks.Callback):
         self._before_training = self._after_step = count_bytes_in_use()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Leaves what validation made and holds out of the peaks to come."""
+        """Excludes memory that validation allocated and still holds from later peaks."""
         if self._validated:
             self._before_training += count_bytes_in_use() - self._after_step
         self._validated = False
         self._epoch, self._first_of_epoch, self._epoch_peak_bytes = epoch, len(self._steps_s), None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes that validation runs."""
+        """Records that validation runs."""
         self._validated = True
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins to measure."""
+        """Begins the measurement of a step."""
         self._first_step = batch
         self._before_step = reset_peak_bytes(find_default_device())
         self._began_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds what was measured to the logs of the step."""
+        """Adds the measurements to the logs of the step."""
         if not _is_cpu():
             tf.test.experimental.sync_devices()
         num_steps = batch - self._first_step + 1
@@ -130,7 +132,7 @@ class MemoryReport(keras.callbacks.Callback):
             _add_figures(logs, self._epoch_peak_bytes, self.budget_bytes, statistics.median(step_s))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Prints the summary, unless `fit` was told to print nothing."""
+        """Prints the summary, unless `fit` is to print nothing."""
         if self.params.get("verbose"):
             print(self)
 
@@ -164,7 +166,7 @@ class MemoryReport(keras.callbacks.Callback):
         )
 
     def _find_plan(self) -> PlannedStep | None:
-        """Finds the plan that the last step followed; None where it followed none, or that is not known."""
+        """Returns the plan that the last step followed; None if it followed none, or if that is not known."""
         installed = find_installed_step(self.model)
         entry = None if installed is None else installed.last_entry
         return None if entry is None else entry.planned
@@ -195,7 +197,7 @@ def _is_cpu() -> bool:
 
 
 def _add_figures(logs: dict[str, Any] | None, peak_bytes: int | None, budget_bytes: int | None, step_s: float) -> None:
-    """Adds what is known to the logs that `fit` hands to each callback in turn."""
+    """Adds the known figures to the logs that `fit` passes to each callback in turn."""
     if logs is None:
         return
     if peak_bytes is not None:

@@ -42,31 +42,43 @@ def rematerialize(
     the same graph, the step follows its existing plan. Otherwise it is planned again, and a warning says why.
 
     Args:
+        model: the compiled model.
         batch_size: rows of the batches to plan for. The other sizes come from the model's input shapes.
         data: the data for `fit`: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, or text for a model
             with a preprocessor. Required if the model leaves sizes open. Planning calls `fit` to get its batches. If
-            their sizes differ, it uses the largest of the first 16; `Options(num_shapes=3)` plans the next two, too.
-            If a model's own `fit` has another argument for its data, such as `dataset`, the data go there. A
-            dictionary whose keys are arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is
-            passed as those arguments; one whose keys are names of the model's inputs is x. For a model without named
-            inputs, pass a dictionary as a tuple `(x,)`.
-        budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory minus a
-            margin. It covers parameters, optimizer state and batch. Under `tf.distribute.MirroredStrategy`, it
-            applies to each replica.
+            their sizes differ, it uses the largest of the first 16; `Options(num_shapes=3)` plans the next two, too. If
+            a model's own `fit` has another argument for its data, such as `dataset`, the data go there. A dictionary
+            whose keys are arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is passed as those
+            arguments; one whose keys are names of the model's inputs is x. For a model without named inputs, pass a
+            dictionary as a tuple `(x,)`.
+        budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory minus a margin. It
+            covers parameters, optimizer state and batch. Under `tf.distribute.MirroredStrategy`, it applies to each
+            replica.
         time_limit_s: seconds for all runs of the solver together.
         options: the solver, the order of computation, the source of costs, and the seed; see `Options`. A plan for a
             device that is not here, such as `Options(device="h100")`, is not installed: save it for that machine.
         measure: whether to run the step on this device before it is installed, and to lower the target until the
             measured peak is within the budget. The model's state is restored afterwards.
-        progress: whether to show progress bars on standard error, if that is a terminal. An interrupt leaves the
-            model unchanged.
-        on_infeasible: what to do if training meets a batch with a new shape that no plan keeps within the budget:
-            "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
+        progress: whether to show progress bars on standard error, if that is a terminal. An interrupt leaves the model
+            unchanged.
+        on_infeasible: what to do if training meets a batch with a new shape that no plan keeps within the budget: "run"
+            the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
         plan: an earlier plan, or the file that `Plan.save` wrote. It is installed with its own budget. Nothing is timed
             or solved, and one measurement confirms the plan unless `measure` is False.
 
-    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError. Raises PlanError if `plan` is for
-    another step or exceeds its budget here. The model then trains as before.
+    Returns:
+        The plan, which can be printed, drawn and saved.
+
+    Raises:
+        UnsupportedModelError: if the model, its `compile()` arguments or its training step cannot be rematerialized.
+        BatchError: if the model cannot train on such a batch.
+        BudgetError: if the budget cannot be read.
+        InfeasibleBudgetError: if no plan within the budget was found.
+        PlanError: if `plan` is for another step or exceeds its budget here.
+
+    After an error, the model trains as before.
+
+    Example:
 
     >>> import numpy as np
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
@@ -95,7 +107,15 @@ def rematerialize(
 
 
 def restore(model: keras.Model) -> None:
-    """Puts back the step that the model had before `rematerialize`, where it has been rematerialized.
+    """Removes the step that `rematerialize` installed, so that the model trains as before. Does nothing without one.
+
+    Args:
+        model: the model.
+
+    Raises:
+        UnsupportedModelError: if `model` is not a Keras model.
+
+    Example:
 
     >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)

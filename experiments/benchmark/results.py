@@ -40,38 +40,39 @@ _PAGE = """# The open benchmark: best known schedules
 
 Written by `python -m experiments.pages benchmark.md` from `benchmark.csv`, which
 `python -m experiments.benchmark solve FOLDER` and `check --record` fill.
-[BENCHMARK.md](../../docs/BENCHMARK.md) says what the instances are and how to enter.
+[BENCHMARK.md](../../docs/BENCHMARK.md) describes the instances and how to submit schedules.
 
 ## What is proved
 
-An instance is proved where the overhead of its best schedule is its lower bound, to {equal} points, and impossible
-where a solver proved that no schedule keeps to the budget. The last column counts the instances whose best known
-schedule is by each solver; of equal ones, the one found first.
+An instance is proved if the overhead of its best schedule equals its lower bound, to {equal} points. It is impossible
+if a solver proved that no schedule stays within the budget. The last column counts the instances whose best known
+schedule is by each solver; of equal schedules, the first one found counts.
 
 {state}
 
 ## Best known
 
-Overhead and lower bound are in percent of the cost of computing every node once; the gap is the cost of the best
-schedule over the lower bound, minus 1. A lower bound in fixed order is one of Checkmate's stages; there is none where
-no solver proved more than 0.
+Overhead and lower bound are in percent of the cost of computing every node once. The gap is the cost of the best
+schedule divided by the lower bound, minus 1. In fixed order, a lower bound is about Checkmate's stages. There is none
+if no solver proved more than 0.
 
 {best}
 
 ## The networks of the FastSA paper
 
 Overhead in percent in free order, by FastSA with the paper's settings and by `auto`, on the same graphs and within the
-same {paper_limits} s. The paper's mean of 23 networks in PyTorch, with a cost of 1 a node, is 7 % at 50 % of the peak
-and 18 % at 25 %. Costs are floating-point operations here, so what is cheap is cheap to recompute. The mean is the
-geometric one of cost, over the networks that both solved.
+same {paper_limits} s. The paper's mean of 23 networks in PyTorch, where each node costs 1, is 7 % at 50 % of the peak
+and 18 % at 25 %. Here, costs are floating-point operations, so cheap nodes are also cheap to recompute. The mean is the
+geometric mean of cost, over the networks that both solved.
 
 {paper}
 
 ## Solvers
 
-A solver has an instance's best where no other has a schedule of less overhead. The primal integral is that of Berthold
-(2013) in percent of the time limit: 0 is the best known schedule at once, 100 none at the end. The gap is to the lower
-bound that the solver itself proved. Means are over the instances at the same limit that some solver has a schedule for.
+A solver has the best schedule of an instance if no other solver has one with less overhead. The primal integral is that
+of Berthold (2013) in percent of the time limit: 0 means the best known schedule at once, and 100 none at the end. The
+gap is to the lower bound that the solver itself proved. Means are over the instances at the same limit for which some
+solver has a schedule.
 
 {solvers}
 

@@ -57,10 +57,10 @@ _PAGE = """# Back ends of Checkmate's programs
 Written by `python -m experiments.pages back_ends.md` from `back_ends.csv`, which
 `python -m experiments.checkmate.back_ends` measures: every back end gets the same program, one thread and no start.
 
-A cell says how many seconds of the processor a back end took, as the machine was shared, and what it found: for the
-integer program the overhead of the schedule in percent, for the relaxation the bound on it. "=" stands for a proof of
-the optimum, or of convergence. "size" is a licence that does not allow the size, "licence" a package without one, and
-"limit" the end of {limits} s without a point. `back_ends.csv` also has seconds of the clock.
+A cell shows the CPU seconds of a back end, because the machine was shared, and its result: the overhead of the schedule
+in percent for the integer program, and the bound on it for the relaxation. "=" marks a proof of the optimum, or
+convergence. "size" means that the licence does not allow a program of this size, "licence" that the package has none,
+and "limit" that {limits} s ended without a point. `back_ends.csv` also contains the seconds by the clock.
 
 ## The integer program (9)
 
@@ -68,7 +68,8 @@ the optimum, or of convergence. "size" is a licence that does not allow the size
 
 ## Its relaxation
 
-The bound is that of the dual point that a back end gives; CVXPY's of SCIP is not that of the optimum on several graphs.
+The bound is computed from the dual point that a back end returns. On several graphs, the dual point that CVXPY returns
+for SCIP does not prove the optimum.
 
 {relaxation}
 

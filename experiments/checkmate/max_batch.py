@@ -235,8 +235,8 @@ def table(done: list[dict[str, Any]]) -> str:
         )
     headers = ("model", *LABELS.values(), "at most", "largest step", "x all", "x best", "overhead", "solves", "seconds")
     return tabulate(rows, headers, disable_numparse=True) + (
-        "\n\nIn parentheses: published. At most: proved. Largest step: the batch at which the node "
-        "that needs most memory fits alone.\n"
+        "\n\nPublished batches are in parentheses. At most: proved upper limit. Largest step: the batch at which the "
+        "node that needs most memory fits alone.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of Checkmate's figures and tables: what each of the experiments beside this file found, with its pictures.
+"""The page of Checkmate's figures and tables: the results of the experiments beside this file, with their pictures.
 
 python -m experiments.checkmate.page
 """
@@ -11,7 +11,7 @@ PAGE = RESULTS_FOLDER / "checkmate.md"
 # Title, module, pictures.
 SECTIONS = (
     ("Figures 1 and 7: memory over time, and schedules of VGG19 in 16 GB", "schedules", ("figure1", "figure7")),
-    ("Figure 3: what memory is used for", "memory_categories", ("figure3",)),
+    ("Figure 3: memory by category", "memory_categories", ("figure3",)),
     ("Figure 5 and Table 2: overhead by budget, and approximation ratios", "budget_curves", ("figure5",)),
     ("Figure 5 with costs measured on this machine", "profiled_costs", ("figure5_profiled",)),
     ("Figure 5 with the costs of an H100", "h100_costs", ("figure5_h100",)),
@@ -24,8 +24,8 @@ SECTIONS = (
 )
 _HEAD = """# Checkmate: figures and tables
 
-Written by `python -m experiments.checkmate.page` from `checkmate.jsonl`. Each section is measured by the command that
-it names.
+Written by `python -m experiments.checkmate.page` from `checkmate.jsonl`. Each section names the command that measures
+it.
 """
 
 

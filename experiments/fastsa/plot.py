@@ -19,45 +19,46 @@ FOLDER = RESULTS_FOLDER / "fastsa"
 PICTURES = ("figure1", "figure4", "figure7", "figure8", "figure9", "speed")
 _HEAD = """# FastSA: tables and figures
 
-Written by `python -m experiments.fastsa.plot` from `fastsa.jsonl`, which
-`python -m experiments.fastsa.run NAME` measures. The order is free, at most 30 s on one core.
-Seconds are CPU seconds, without the compilation of the loop.
+Written by `python -m experiments.fastsa.plot` from `fastsa.jsonl`, which `python -m experiments.fastsa.run NAME`
+measures. The order is free, and each run has at most 30 s on one core. Seconds are CPU seconds, without the compilation
+of the loop.
 """
-_CURVE = """Unit costs and the settings of the paper: groups are annealed first and, after 20 million mutations, nodes.
-Either part goes on to its end, without a limit of time and whether or not the budget is met. The objective is
-max(budget, M) C with M the peak, relative to that of the input order, whatever the annealing saw.
+_CURVE = """Costs are units, and the settings are the paper's: groups are annealed first and, after 20 million
+mutations, nodes. Both parts run to their ends, without a time limit and whether or not the budget is met. The objective
+is max(budget, M) C, where M is the peak, relative to that of the input order, even if the annealing used another one.
 
 """
-_SLOTS = """Appendix C.3 describes a segment tree that steps are inserted into, so that a sequence needs no empty slots.
-Here a sequence has empty slots, five slots a step rounded up to a power of two, and the tree is one array over them.
-The table says what they cost on layered graphs at 80 % of the peak with the paper's moves, on one core: two slots a
-step, five (ours), twenty, and the paper's 2^20 in all. Entries changed are those of the tree that a valid mutation
-changes on average.
+_SLOTS = """Appendix C.3 describes a segment tree into which steps are inserted, so that a sequence needs no empty
+slots. Here, a sequence has five slots for each step, rounded up to a power of two, and the tree is one array over them.
+The table shows the cost of empty slots on layered graphs at 80 % of the peak with the paper's moves, on one core: with
+two slots a step, five (ours), twenty, and the paper's 2^20 in total. "Entries changed" is the mean number of entries of
+the tree that a valid mutation changes.
 
-A tree without empty slots is no shallower than its number of steps asks for, which is one or two levels less than with
-two slots a step. So the last column is about all that it could gain, if inserting, balancing and following pointers
-cost nothing. It would also take their order from events: an event is the number of a slot, which is compared at once,
-while in a tree that steps are inserted into each comparison is a walk to the root. Therefore there is none here.
+A tree without empty slots still needs a depth for its number of steps, which is one or two levels less than with two
+slots a step. The last column is therefore about all that it could gain if inserting, balancing and following pointers
+cost nothing. Events would also lose their order: an event is the number of a slot, which is compared at once, whereas
+each comparison in such a tree is a walk to the root. This implementation therefore has no such tree.
 
 """
 
 
 _ORDERS = """`python -m experiments.fastsa.run orders`
 
-Peaks are in percent of the input order's, no node is computed twice. FastSA has two million mutations,
-which only move nodes; the order search of `auto` also proves a bound."""
+Peaks are in percent of the input order's, and no node is computed twice. FastSA makes two million mutations, which only
+move nodes. The order search of `auto` also proves a bound."""
 _OFFLOADING = """`python -m experiments.fastsa.run offloading`
 
-The paper adds fetches to the sequence as one more mutation, and names neither networks nor results. The objective is
-the paper's: the costs of all nodes that run, of all fetches, and of one copy out for each value that is fetched. Each
-of them costs 1. The last overhead is that of the simulator, where copies run beside the nodes. The settings are the
-solver's default; offloading alone has no mutation that adds a node. Budgets are shares of the input order's peak.
+The paper adds fetches to the sequence as one more mutation, and reports no results. The objective is the paper's: the
+costs of all nodes that run, of all fetches, and of one copy out for each fetched value. Each of them costs 1. The
+second overhead is the simulator's, where copies run while nodes compute. The settings are the solver's default.
+Offloading alone has no mutation that adds a node. Budgets are shares of the input order's peak.
 
-At these costs a value that is offloaded costs two, one that is computed again often one. Both together would never cost
-more than either alone if the annealing ended in an optimum; it does not, and mostly offloads where it may."""
+At these costs, offloading a value costs at least 2, and computing it again often costs 1. With both, an optimum would
+never cost more than with either alone. The annealing does not reach it: it mostly offloads if it may."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
-The paper has networks in PyTorch; these are published graphs, in free order, with the solver's default settings."""
+The paper measures networks in PyTorch. These are published graphs, in free order, with the
+solver's default settings."""
 
 
 def entries(name: str) -> list[dict[str, Any]]:

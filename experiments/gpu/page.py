@@ -23,12 +23,12 @@ _OF_STEP = (
 COLUMNS = ("run", *_OF_STEP, "commit", "machine", "versions")
 _HEAD = """# Steps on a GPU
 
-Written by `python -m experiments.pages gpu.md`; how it was measured is told in [gpu/README.md](../gpu/README.md).
+Written by `python -m experiments.pages gpu.md`. [gpu/README.md](../gpu/README.md) describes the measurements.
 
 XLA compiles whole training steps, exported as StableHLO, and JAX runs them. Memory is the temporary memory of XLA's
-buffer assignment. Times are medians of twenty steps; each run is one machine, and each step a process of its own. Plans
-are made of the kernels that XLA compiled the stock step to, with a roofline of the device's rates or with the times of
-its kernels as costs. A plan is not corrected here by what it is compiled to, as `rematerialize` does.
+buffer assignment. Times are medians of twenty steps. Each run is on one machine, and each step in a process of its own.
+A plan starts from the kernels of the compiled stock step. Its costs are a roofline of the device's rates, or the times
+of these kernels. Unlike `rematerialize`, this experiment does not correct a plan after its compilation.
 """
 
 
@@ -71,35 +71,34 @@ def page() -> str:
         "",
         "## The first runs, of steps written as for a CPU",
         "",
-        "Kept in `gpu_first_runs.csv`. They decided what a GPU is given, and cannot be run again with the present "
-        "code: the commit is the one before. The first planned with the kernels of XLA:CPU, the second with those of "
-        "the GPU. "
-        "Without a device is what JAX compiled the same step to where there is none.",
+        "These runs are kept in `gpu_first_runs.csv`. They decided which rules a GPU gets, and the present code "
+        "cannot repeat them; their commit is the one before these rules. The first run planned with the kernels of "
+        'XLA:CPU, and the second with those of the GPU. "Without a device" is the same step as JAX compiles it on a '
+        "machine without a GPU.",
         "",
         tabulate(first_lines(first_rows), "keys", tablefmt="github", floatfmt=".3f"),
         "",
         made_with(first_rows),
         "",
         section(
-            "Plans for an H100 that is not there",
+            "Plans for an H100 on a machine without one",
             "gpu.table",
             "Each model is planned by `rematerialize` with `Options(device=\"h100\")`, for a share of the peak of its "
-            "stock step. JAX compiles the steps, and nothing runs. Predicted is the peak of the training graph in the "
-            "order of the schedule, compiled what XLA's buffer assignment takes; the latter keeps to the budget. "
-            "Compilations are those of one plan, the stock step's included, and seconds those of two cores that did "
-            "other work, too. The least step is the bytes without which no schedule can do, and the least known what "
-            "the best schedule that was found takes, where the budget was refused. Weights that a step writes over "
-            "count once.",
+            "stock step. JAX compiles the steps, and nothing runs. The predicted peak is that of the training graph in "
+            "the order of the schedule. The compiled peak is that of XLA's buffer assignment, and stays within the "
+            "budget. Weights that a step overwrites count once. Compilations are those of one plan, and include the "
+            "stock step; seconds are those of two cores that did other work, too. No schedule takes less than the "
+            "least step. If the budget was refused, the least known is the peak of the best schedule that was found.",
         ),
         section(
             "XLA's own rematerialization",
             "gpu.xla_pass",
-            "XLA recomputes what does not fit in the device's memory. The stock step is compiled for an H100 with "
-            "100, 80, 65 and 50 % of its peak as memory; the least peak that XLA's pass reached is shown, with that "
-            "memory. Below some memory the pass takes more, not less. Our plan is for the same peak. Added kernels "
-            "are those beyond the stock step's; a plan may have fewer, as it writes some operations otherwise. "
-            "Rematerialized are the instructions that XLA marks so, and recomputed the nodes of our schedule that "
-            "are computed again.",
+            "XLA has a pass that recomputes values which do not fit in the device's memory. The stock step is compiled "
+            "for an H100 with 100, 80, 65 and 50 % of its peak as memory. The table shows the least peak that this "
+            "pass reached, and the memory with which it did. Below some memory, the pass takes more, not less. Our "
+            "plan is for the same peak. Added kernels are the difference to the stock step's. A plan may have fewer, "
+            "because it writes some operations differently. 'Rematerialized' counts the instructions that XLA marks "
+            "so, and 'recomputed' the nodes that our schedule computes again.",
         ),
     ])  # fmt: skip
 

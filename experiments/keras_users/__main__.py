@@ -184,13 +184,14 @@ def page() -> str:
     )
 
 
-_PAGE = """# What Keras users do, rematerialized against stock
+_PAGE = """# Common uses of Keras, rematerialized and stock
 
 Written by `python -m experiments.pages keras_users.md`.
 
 ## Rows
 
-`python -m experiments.keras_users`, kept in `keras_users.csv`. Every forward node that can be is computed twice.
+`python -m experiments.keras_users`, kept in `keras_users.csv`. The rematerialized step computes every recomputable
+forward node twice.
 
 {table}
 
@@ -199,7 +200,7 @@ Written by `python -m experiments.pages keras_users.md`.
 ## The budget on each replica
 
 `python -m experiments.keras_distributed`, kept in `keras_distributed.csv`. Peaks are in MiB, by the allocator of a
-process. Two replicas in one process share an allocator, which is to keep within both budgets.
+process. Two replicas in one process share an allocator, so its peak has to stay within the sum of both budgets.
 
 {distributed}
 

@@ -23,62 +23,63 @@ SECTIONS = (
     ("Figure 5: progress at four budgets", "figure5", "figures --time-limit 20 --figure 5"),
     ("Figure 6: time by size", "figure6", "figures --time-limit 20 --figure 6"),
     ("As published, from nothing: precedence", "nothing", "choices --time-limit 60 --study nothing"),
-    ("What the search starts from", "start", "choices --time-limit 25 --study start"),
-    ("How precedence is modelled, whole model", "precedence", "choices --time-limit 20 --study precedence"),
+    ("The start of the search", "start", "choices --time-limit 25 --study start"),
+    ("The model of precedence, in the whole model", "precedence", "choices --time-limit 20 --study precedence"),
     ("Neighbourhoods or the whole model", "strategy", "choices --time-limit 30 --study strategy"),
-    ("How often a node may be computed, C_v, whole model", "limit", "choices --time-limit 25 --study limit"),
+    ("The limit of computations of a node, C_v, in the whole model", "limit", "choices --time-limit 25 --study limit"),
 )
 _SIZES = """## Table 1: variables and constraints
 
 `python -m experiments.moccasin.sizes`
 
-Counted in the models as built, for a budget of 80 %, beside the terms of the paper's Table 1: n² + nm for Checkmate,
-Cn Booleans, Cn integers and Cm constraints for MOCCASIN, with C = 2. Integers are starts and ends, and the lengths of
-intervals that may be inactive; in stages the first start of every node is fixed. Checkmate's U is continuous and not
-among its Booleans. Constraints of MOCCASIN need not be linear. Checkmate's program of G4 was not built: with 6.9
-million Booleans it is above the 2 million that this experiment builds.
+The counts are those of the built models, for a budget of 80 %, beside the terms of the paper's Table 1: n² + nm for
+Checkmate, and Cn Booleans, Cn integers and Cm constraints for MOCCASIN, with C = 2. Integers are starts and ends, and
+the lengths of intervals that may be inactive. In stages, the first start of every node is fixed. Checkmate's U is
+continuous, so it is not among its Booleans. Constraints of MOCCASIN need not be linear. Checkmate's program of G4 was
+not built: it would have 6.9 million Booleans, and this experiment builds at most 2 million.
 
 """
 _INFERENCE = """## Section 1.1: graphs of inference
 
 `python -m experiments.moccasin.inference --time-limit {limit:g}`
 
-Least peaks found, in percent of the input order's: by another order without rematerialization, with its proved lower
-bound, and by rematerialization in the input order, with its overhead. The least step is a lower bound on both. Graphs
-whose names end in "test" are forward passes of Checkmate's networks. The search for either had {limit:g} s.
+These are the least peaks found, in percent of the input order's: with another order and no rematerialization, with the
+proved lower bound, and with rematerialization in the input order, with its overhead. The least step is a lower bound on
+both. Graphs whose names end in "test" are forward passes of Checkmate's networks. Each search had {limit:g} s.
 
 """
 _ORDERS = """## Section 1: 50 random topological orders
 
 `python -m experiments.moccasin.orders`
 
-Peaks without rematerialization, in percent of that of the input order. The paper found no variation on the graphs of
-Checkmate, which are those whose names end in "train".
+These are peaks without rematerialization, in percent of that of the input order. The paper found no variation on the
+graphs of Checkmate, whose names end in "train".
 
 """
 _NOTES = {
-    "table2_free": "Each row also has the published overhead in the input order. The budget is a share of that order's "
-    "peak, so another order alone may stay within it. A bound of 0 means that none was proved.",
+    "table2_free": "Each row also shows the published overhead in the input order. The budget is a share of that "
+    "order's peak, so another order alone may stay within it. A bound of 0 means that none was proved.",
     "figure5": "The paper ran 30 minutes for a curve and an hour for G4, on 16 cores; we ran 20 s on two cores. L500 "
     "and L1000 are random layered graphs like G3 and G4. Both methods begin with an annealed schedule, unlike "
-    "the paper's. Where a row of Checkmate's MILP says none, its program was too large to be solved in this "
-    "time, and that schedule is its result. Other work ran on the machine while its rows, G3's and G4's were "
+    "the paper's. If a row of Checkmate's MILP says none, its program was too large to be solved in this "
+    "time, and the annealed schedule is its result. Other work ran on the machine while its rows, G3's and G4's were "
     "measured, and its runs on G3 took 25 to 44 s.",
 }
 _FIGURE_7 = """## Figure 7: the structure of two graphs
 
 `python -m experiments.moccasin.figures --figure 7`
 
-The layer graph of an FCN8 in training, and a random layered graph of 100 nodes; edges go from left to right.
+The picture shows the layer graph of an FCN8 in training, and a random layered graph of 100 nodes. Edges go from left to
+right.
 
 ![Figure 7: the structure of two graphs](moccasin/figure7.png)
 """
 _HEAD = """# MOCCASIN: tables, figures and choices
 
 Written by `python -m experiments.moccasin.page` from `moccasin.jsonl`. The input order is kept. Overhead and its proved
-lower bound are in percent of the baseline cost; seconds are those until the best schedule. L50 to L1000 are random
-layered graphs of so many nodes, which stand for graphs that were not published; RW1 to RW4 are such graphs with as many
-nodes and about as many edges as the paper's real-world graphs, whose published figures stand beside.
+lower bound are in percent of the baseline cost, and seconds are those until the best schedule. L50 to L1000 are random
+layered graphs with so many nodes, which represent graphs that were not published. RW1 to RW4 are such graphs with as
+many nodes and about as many edges as the paper's real-world graphs, whose published figures are in the same row.
 """
 _HEADERS = ("graph", "budget, %", "solver", "options", "limit, s", "overhead", "bound", "status", "best after, s")
 

@@ -87,16 +87,16 @@ def count_rises(peaks: list[int]) -> int:
     return sum(lower > higher for lower, higher in pairwise(peaks))
 
 
-_PAGE = """# Peak by budget, beside PyTorch's activation memory budget
+_PAGE = """# Peak by budget, compared with PyTorch's activation memory budget
 
 Written from `budget_curve.csv`, which `python -m experiments.peers.budget_curve` measures. The graph is PyTorch's joint
 graph of a small decoder in the style of Llama, of {nodes} operations. In pytorch/pytorch#197838, the peak of such a
 model, measured on a GPU, was 1,145 MB at a budget of 0.05, 508 MB at 0.1 and 275 MB at 0.15: less budget, more memory.
 
-PyTorch's budget is a share of the bytes that the forward part keeps for the backward part, and ours is a share of the
-stock step's peak, so one line does not compare overheads at equal memory; [partitioner.md](partitioner.md) does. Peaks
-are simulated, of activations and gradients, and overheads are by the costs of a roofline. No schedule has a peak below
-{share} of the stock step's, which one operation needs.
+PyTorch's budget is a share of the bytes that the forward part saves for the backward part, and ours is a share of the
+stock step's peak. A line of the table therefore does not compare overheads at equal memory;
+[partitioner.md](partitioner.md) does. Peaks are simulated and cover activations and gradients. Overheads are by the
+costs of a roofline. One operation alone needs {share} of the stock step's peak, so no schedule has a lower one.
 
 As the budget falls, PyTorch's peak rises {its} times and ours {ours} times.
 

@@ -90,15 +90,15 @@ def page() -> str:
 _PAGE = """# auto on the networks of HiRemate
 
 Written from `hiremate.csv`, which `python -m experiments.peers.hiremate` measures. The networks are those of HiRemate
-(Gusak et al., ICML 2025) in the sizes of its authors' repository, written anew from the public definitions, without
-dropout. A graph is PyTorch's joint graph of forward and backward, and its costs are those of a roofline of a GPU.
-Peaks are simulated, of activations and gradients; parameters and batch are left out.
+(Gusak et al., ICML 2025) in the sizes of its authors' repository. They are written anew from the public definitions,
+without dropout. A graph is PyTorch's joint graph of forward and backward, and its costs are those of a GPU's roofline.
+Peaks are simulated and cover activations and gradients, without parameters and batch.
 
-We have no table of HiRemate's overheads by network. Its abstract says 50 to 70 % less memory for 10 to 15 % of
-overhead, measured on GPUs; a review of it says that a transformer of 2,500 nodes took 2.5 hours to schedule. So budgets
-here are 50, 40 and 30 % of the stock step's peak, and no row is a comparison of measured times. "Least step" is the
-share of that peak which one operation needs; no schedule goes below it. "At least" is a proved bound of fixed order.
-The budgets of a network are solved together, so a schedule for one serves those above it.
+We have no table of HiRemate's overheads by network. Its abstract states 50 to 70 % less memory for 10 to 15 % of
+overhead, measured on GPUs, and a review states that scheduling a transformer of 2,500 nodes took 2.5 hours. Budgets
+here are therefore 50, 40 and 30 % of the stock step's peak, and no row compares measured times. "Least step" is the
+share of that peak that one operation needs; no schedule has a lower peak. "At least" is a proved bound in fixed order.
+The budgets of a network are solved together, so a schedule for one also serves those above it.
 
 Of the nine networks: {counts}.
 

@@ -105,15 +105,16 @@ def page() -> str:
     return _PAGE.format(table=table, summary=_summary(rows), origins=running.made_with(rows))
 
 
-_PAGE = """# auto against PyTorch's partitioner, on PyTorch's joint graphs at equal peak
+_PAGE = """# auto and PyTorch's partitioner, on PyTorch's joint graphs at equal peak
 
-Written from `partitioner.csv`, which `python -m experiments.peers.partitioner` measures. Each row is one partition: the
-budgets and solvers of PyTorch's that give it, its simulated peak of activations and gradients, and the cost of what it
-recomputes over the cost of one step. `auto` gets that peak as its budget, in the order in which the partition first
-runs each operation and in free order. With `roofline` every operation has a cost, and both minimize it; with
-`products` all but products and convolutions is free, as PyTorch's own estimate has it. "Ours over its" compares the
-time of a whole step: 1 plus our overhead in fixed order over 1 plus its own. PyTorch's budget is about the bytes that
-the forward part keeps for the backward part, which two columns give for both; `auto` does not minimize them.
+Written from `partitioner.csv`, which `python -m experiments.peers.partitioner` measures. Each row is one partition:
+PyTorch's budgets and solvers that lead to it, its simulated peak of activations and gradients, and the cost of its
+recomputations divided by the cost of one step. `auto` gets that peak as its budget, in the order in which the partition
+first runs each operation, and in free order. With `roofline`, every operation has a cost, and both minimize it. With
+`products`, everything except products and convolutions is free, as in PyTorch's own estimate. "Ours over its" compares
+the time of a whole step: 1 plus our overhead in fixed order, divided by 1 plus PyTorch's. PyTorch's budget limits the
+bytes that the forward part saves for the backward part. Two columns show these bytes for both; `auto` does not minimize
+them.
 
 {summary}
 
@@ -142,10 +143,12 @@ def _summary(rows: list[running.Row]) -> str:
             steps = geometric_mean((1 + mine) / (1 + its) for mine, its in found)
             overheads = geometric_mean(max(mine, _LEAST) / max(its, _LEAST) for mine, its in found)
             lines.append(
-                f"- {costs}: {len(those)} partitions cost something. In fixed order our step takes {steps:.3f} of the "
-                f"time of PyTorch's in the geometric mean, and our overhead is {overheads:.2f} of its own (less than "
-                f"{_LEAST:.2%} counts as that). PyTorch's is the lower one in "
-                f"{sum(its < mine - 1e-5 for mine, its in found)}; `auto` found nothing in {len(those) - len(found)}."
+                f"- {costs}: {len(those)} partitions recompute something that has a cost. In fixed order, our step "
+                f"takes {steps:.3f} times as long as PyTorch's in the geometric mean, and our overhead is "
+                f"{overheads:.2f} of PyTorch's (a smaller one than {_LEAST:.2%} counts as that). PyTorch's overhead is "
+                "the lower one in "
+                f"{sum(its < mine - 1e-5 for mine, its in found)}, and `auto` found nothing in "
+                f"{len(those) - len(found)}."
             )
     return "\n".join(lines)
 

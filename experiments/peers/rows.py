@@ -90,21 +90,21 @@ def _models(rows: list[Row]) -> list[str]:
 
 _SUMMARY_HEADERS = ["peer", "models", "peer's step time over stock", "rematerialize's", "faster at equal memory"]
 
-_PAGE = """# rematerialize against tf.recompute_grad, keras.remat and Grappler, at equal memory
+_PAGE = """# rematerialize, tf.recompute_grad, keras.remat and Grappler at equal memory
 
-Written by `{show}` from `peers.csv`, which `{command}` measures. {origins}. oneDNN is on, batches have eight rows.
+Written by `{show}` from `peers.csv`, which `{command}` measures. {origins}. oneDNN is on, and batches have eight rows.
 
-`tf.recompute_grad` and `keras.remat` are put around each block of a model. Grappler is TensorFlow's own rewrite of
-graphs: with `memory_optimization` set to `RECOMPUTATION_HEURISTICS`, it recomputes each operation of a list of cheap
-ones whose result a gradient reads. `rematerialize` gets the peak that a peer was measured at as its budget.
-Memory is in MiB (2^20 bytes), by TensorFlow's allocator: the highest over steps of `train_on_batch` and of `fit` on
-arrays, with weights, optimizer state and batches. Step times are medians of ratios of paired steps. Stock's own
-time is that of a second stock model over the first: what differs from 1 there is noise. A first step includes tracing.
-Gradients are those of one step from equal weights, compared with stock's, relative to a variable's largest.
+`tf.recompute_grad` and `keras.remat` wrap each block of a model. Grappler is TensorFlow's own graph optimizer: with
+`memory_optimization` set to `RECOMPUTATION_HEURISTICS`, it recomputes each operation of a list of cheap ones whose
+result a gradient reads. The budget of `rematerialize` is the measured peak of the peer. Memory is in MiB (2^20 bytes),
+by TensorFlow's allocator: the highest over steps of `train_on_batch` and of `fit` on arrays, with weights, optimizer
+state and batches. Step times are medians of ratios of paired steps. The time of "stock" is that of a second stock model
+divided by the first, so its difference from 1 is noise. A first step includes tracing. Gradients are those of one step
+from equal weights, compared with the stock step's, relative to a variable's largest gradient.
 
 {table}
 
-Geometric means over the models where both were measured; "faster" counts models.
+The figures are geometric means over the models for which both were measured; "faster" counts models.
 
 {summary}
 """

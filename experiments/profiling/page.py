@@ -23,11 +23,12 @@ Written by `python -m experiments.pages profiling.md`.
 
 `python -m experiments.profiling.accuracy`, kept in `profiling_accuracy.csv`
 
-The stock step, whose nodes run in parallel, is followed by steps whose nodes run one after the other: in order, and by
-schedules within a budget, a share of what the step holds beside what is resident. One schedule was found by measured
-costs and one by floating-point operations. Times are medians, in seconds; peaks are in MiB, as the bytes that kernels
-ask for and as the chunks of the pool. "Predicted" after a time or a peak is what the prediction is off by; after the
-overhead it is the predicted overhead. "Time over FLOPs" compares the two schedules within the budget.
+The nodes of the stock step run in parallel. In the other steps, nodes run one after the other: in the input order, and
+by schedules within a budget, which is a share of the step's memory beside the resident bytes. One schedule was found
+with measured costs, and one with floating-point operations. Times are medians, in seconds. Peaks are in MiB, as the
+bytes that kernels request and as the chunks of the pool. "Predicted" after a time or a peak is the error of the
+prediction, and after the overhead it is the predicted overhead. "Time over FLOPs" compares the two schedules within the
+budget.
 
 {accuracy}
 
@@ -37,8 +38,8 @@ overhead it is the predicted overhead. "Time over FLOPs" compares the two schedu
 
 `python -m experiments.profiling.cache_use`, kept in `profiling_cache.csv`
 
-"second" profiles a model twice; "killed" kills a run and resumes it; "together" has two processes profile at once;
-"truncated" cuts the file of the cache in half. A run measures those signatures of nodes that the cache lacks.
+"second" profiles a model twice, "killed" kills a run and resumes it, "together" profiles in two processes at once, and
+"truncated" cuts the cache file in half. A run measures the signatures of nodes that are not in the cache.
 
 {cache}
 

@@ -34,26 +34,26 @@ PICTURES = RESULTS_FOLDER / "solver_benchmark"
 _PAGE = """# Every solver on every graph
 
 Written by `python -m experiments.solver_benchmark.report` from `solver_benchmark.csv` and
-`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures: each run in a process of
-its own, with a time limit of {time_limit_s:g} s. The load of the machine, the run's own included, was at most {load}.
+`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures. Each run is a process of
+its own, with a time limit of {time_limit_s:g} s. The load of the machine, including the run's own, was at most {load}.
 
 {made_with}
 
 ## Instances won, by size of the graph
 
-A solver wins an instance where its overhead is at most 0.01 points above the least that any solver found. Instances
-that no solver has a schedule for are left out; "none" counts the others that this solver has no schedule for.
+A solver wins an instance if its overhead is at most 0.01 points above the least that any solver found. Instances
+without a schedule by any solver are left out. "none" counts the others for which this solver found no schedule.
 
 {winners}
 
 ![The share of instances that each solver solves within a distance of the best](solver_benchmark/profile.png)
 
-![The gap of auto over time, a line an instance](solver_benchmark/anytime.png)
+![The gap of auto over time, one line for each instance](solver_benchmark/anytime.png)
 
 ## Overhead of every solver
 
-A cell is the overhead in percent, in brackets the bound that the solver proved, and the time it took. "=" stands where
-the overhead is proved optimal to within a millionth of the baseline cost.
+A cell shows the overhead in percent, the bound that the solver proved, in brackets, and the time that it took. "="
+means that the overhead is proved optimal to within a millionth of the baseline cost.
 
 {table}
 """

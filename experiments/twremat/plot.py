@@ -26,28 +26,28 @@ PICTURES = ("figure2", "figure3", "figure4")
 _HEAD = """# TWRemat: tables and figures
 
 Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which `python -m experiments.twremat.figures`
-measures. Nodes cost 1 each. Peaks leave out what is resident; a length is that of the schedule over that of NoRemat;
-"pruned" is the length once repeats that this peak does not need are dropped. GreedyRemat's limit is the least that any
-step needs, and it had 120 s; TWRemat(k) is given up where it is 30 times as long as NoRemat. TWRemat(1) is the method
-as published; "TWRemat" is TWRemat(k) at the k of the lowest peak.
+measures. Each node costs 1. Peaks do not include resident bytes. A length is that of the schedule divided by that of
+NoRemat, and "pruned" is the length without repeats that this peak does not need. GreedyRemat's limit is the least
+memory of any step, and it had 120 s. TWRemat(k) stops when it is 30 times as long as NoRemat. TWRemat(1) is the method
+as published, and "TWRemat" is TWRemat(k) at the k of the lowest peak.
 
-A graph that is "unfused" has every operation of TensorFlow's trace of a whole step as a node, with memory of its own
-for every output, as the paper's graphs have; the others join what TensorFlow runs as one kernel. All are trained by
-plain gradient descent; TensorFlow's official transformer, whose graph the paper has, is trained by Adam, which has
-several nodes a parameter.
+In an "unfused" graph, every operation of TensorFlow's trace of a whole step is a node, with memory of its own for every
+output, as in the paper's graphs. In the others, operations that TensorFlow runs as one kernel are one node. All models
+are trained by plain gradient descent. In the paper, TensorFlow's official transformer is trained by Adam, which has
+several nodes for each parameter.
 """
 _ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
-computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
+computation to its last use. An arena takes at least the bytes that are live at once, which the other tables show. Here,
 values are placed from the largest to the smallest, each in the smallest gap that holds it."""
 _PATHS = """`python -m experiments.twremat.figures --part paths --workers 1`
 
-Each decomposition stands with its width, an upper bound on the graph's treewidth or, with the spine of section 5, its
-pathwidth. Peaks are in percent of NoRemat's. TWRemat(1) recurses to the end; "lowest" is the k of the lowest peak, with
-its length as it is and pruned. The paper proves bounds for its path algorithm, whose details are in a supplement that
-we do not have: here the recursion is that of Algorithm 1, around the balanced bag of the path."""
-_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s; other work
-ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means
-that its one schedule has a higher peak, or was not made in the time."""
+Each decomposition has a width, which is an upper bound on the graph's treewidth or, with the spine of section 5, on its
+pathwidth. Peaks are in percent of NoRemat's. TWRemat(1) recurses to the end. "Lowest" is the k of the lowest peak, with
+its length before and after pruning. The paper proves bounds for its path algorithm, whose details are in a supplement
+that we do not have. The recursion here is that of Algorithm 1, around the balanced bag of the path."""
+_BUDGETS = """Each cell shows the length of a solver's schedule and, in parentheses, the seconds that it took, of at
+most {} s. Other work ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) has no
+budget: "not found" means that its one schedule has a higher peak, or was not finished in time."""
 # Nodes, edges and treewidth of table 1, and of table 2 GiB and lengths of NoRemat, GreedyRemat and TWRemat.
 PUBLISHED_GRAPHS = {
     "resnet_unfused": (17_705, 27_312, 11),

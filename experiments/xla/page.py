@@ -9,12 +9,12 @@ SECTIONS = (
         "Each model is planned for a share of the peak of its stock step. The predicted peak is that of the training "
         "graph in the order of the schedule. The compiled peak is that of XLA's buffer assignment, and stays within "
         "the budget. Compilations are those of one plan, and include the stock step. No schedule takes less than the "
-        "least step. Where the budget was refused, the least known is the peak of the best schedule that was found.",
+        "least step. If the budget was refused, the least known is the peak of the best schedule that was found.",
     ),
     (
         "The two orders of XLA:CPU",
         "xla.orders",
-        "XLA:CPU orders a step for its threads, unless `XLA_FLAGS` asks for the order that takes less memory. Plans "
+        "XLA:CPU orders a step for its threads, unless `XLA_FLAGS` selects the order that takes less memory. Plans "
         "are not corrected here after a compilation, so the rows show the error of the prediction alone.",
     ),
     (
@@ -39,16 +39,17 @@ SECTIONS = (
         "Without one rule",
         "xla.ablation",
         "Each line plans the models without one of the rules in `checkmate_tf/executors/xla/rules`, for XLA:CPU and 60 "
-        "% of the stock step's peak, and compares the plans with those by all rules. A model is changed where its "
-        "graph or the emitted function differs. More and less memory count the models whose plan, or the least budget "
-        "that a refusal names, takes at least 1 % more or less. Overhead, compilations and the milliseconds that the "
-        "cost model predicts for a step are sums over the models that were planned either way, without the rule minus "
-        "with it. The file of an over-fitted rule says on which model its limits were chosen.",
+        "% of the stock step's peak, and compares the plans with those by all rules. A model counts as changed if its "
+        "graph or the emitted function differs. 'More' and 'less memory' count the models whose plan takes at least "
+        "1 % more or less; for a refused budget, the least budget named in the refusal counts. Overhead, compilations "
+        "and the milliseconds that the cost model predicts for a step are sums over the models that were planned both "
+        "ways, without the rule minus with it. The file of an over-fitted rule names the model on which its limits "
+        "were chosen.",
     ),
 )
 _HEAD = """# Plans of steps that XLA compiles
 
-Written by `python -m experiments.pages xla.md`. Each section is measured by the command that it names.
+Written by `python -m experiments.pages xla.md`. Each section names the command that measures it.
 """
 
 

@@ -1,4 +1,4 @@
-"""Simulated annealing of Checkmate's stages: sets of recomputations (stage, node), changed by compiled moves.
+"""Simulated annealing in Checkmate's stages. Compiled moves change a set of recomputations (stage, node).
 
 Start reading at `solver`, then `annealer`.
 """

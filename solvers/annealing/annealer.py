@@ -1,11 +1,14 @@
-"""The compiled state of annealing in stage space.
+"""Keeps the compiled state of annealing in stage space.
 
-A state is a set of events (t, v), "node v is recomputed in stage t"; stages and the order within them are
-Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Energy: cost plus a price on the overflow
-above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
-drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
-turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
-another stage. The moves are compiled (`stage_moves.py`).
+A state is a set of events (t, v), each of which means "node v is recomputed in stage t". Stages, and the order within a
+stage, are Checkmate's (section 4.2), so every set is a valid schedule in fixed order. The energy of a state is its cost
+plus a price on its overflow: the bytes above the budget, summed over events. The price adapts so that part of the
+states stay within the budget.
+
+There are four kinds of moves. One drops a value at an event above the budget and recomputes it at its next use; each
+input of the recomputation is either held longer or recomputed in turn, whichever has the lower price. One removes a
+recomputation together with those that fed only it. One does both: it removes a recomputation and drops other values.
+One shifts a recomputation to another stage. The moves are compiled (`stage_moves.py`).
 """
 
 import math
@@ -23,12 +26,12 @@ from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.presolve import coarsen_sizes, leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
-_LARGEST_SUM = 2**61  # of the bytes that all events are above the budget
-_LEAST_COST = 1e-3  # of a recomputation, in units of cost: temperatures must not be 0 where nothing costs anything
+_LARGEST_SUM = 2**61  # limit of the overflow, summed over all events
+_LEAST_COST = 1e-3  # cost units of a recomputation, at least: a temperature must not be 0
 
 
 class Annealer:
-    """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
+    """Holds the compiled state of one search: a set of events, the best set so far, and the price of overflow."""
 
     def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
         self._moves = compiled_moves()
@@ -50,7 +53,7 @@ class Annealer:
         self._first_weight = priced_cost / max(self.overflow, 1)
         self._round = 0
         self._baseline_cost = graph.baseline_cost
-        if simulate_stock(graph).peak_bytes <= budget_bytes:  # where the values left out are too many for the room
+        if simulate_stock(graph).peak_bytes <= budget_bytes:  # the reserve for small values may hide this
             self.learn(np.zeros((0, 2), dtype=np.int64), graph.baseline_cost)
         self._keep_if_best()
 
@@ -64,17 +67,17 @@ class Annealer:
 
     @property
     def best_cost(self) -> int | None:
-        """The least cost within the budget so far."""
+        """The least cost of a set within the budget so far; None if there is no such set."""
         return int(self._best[0, 0]) if self._best[0, 0] >= 0 else None
 
     def load(self, events: Iterable[tuple[int, int]]) -> None:
-        """Makes `events` (stage, node) the set; it becomes the best if it is."""
+        """Replaces the present set by `events`, pairs (stage, node), and keeps it if it is better than the best set."""
         rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
         self._moves.load(self._graph, self._state, rows)
         self._keep_if_best()
 
     def learn(self, events: np.ndarray | None, cost: int | None) -> None:
-        """Takes over a set that keeps within the budget if it is better than the best here; the present set stays."""
+        """Takes over a set within the budget as the best one if it costs less. The present set does not change."""
         if events is None or cost is None or (self.best_cost is not None and self.best_cost <= cost):
             return
         if len(events) < len(self._best):
@@ -82,12 +85,13 @@ class Annealer:
             self._best[1 : 1 + len(events)] = events
 
     def cool(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
-        """Anneals once from hot to cold; yields the moves made after each chunk.
+        """Anneals once from hot to cold, and yields the number of moves made after each chunk.
 
         Args:
-            gently: no hotter than what leaves most of the present recomputations.
-            steadily: hotter, with more moves where hot, and the price of overflow rises slower in a long cooling, which
-                has to be made to its end; but not slower while no schedule is known.
+            gently: begin at a temperature low enough to leave most of the present recomputations.
+            steadily: begin hotter, make more moves while hot, and let the price of overflow rise more slowly. The
+                caller has to run the whole cooling. While no schedule is known, the price rises as fast as without
+                `steadily`.
         """
         heat, most_rise, times = SETTINGS.coolings[self._round % len(SETTINGS.coolings)]
         hot = self._mean_cost * (heat if steadily else min(heat, SETTINGS.hurried_heat))
@@ -103,7 +107,7 @@ class Annealer:
         rise = SETTINGS.fastest_rise
         if slowly:
             rise = min(rise, most_rise * SETTINGS.priced_moves / max(num_moves, 1))
-        # Where the budget is not met the price runs away: so it begins anew, and has a limit.
+        # Above the budget the price keeps rising. Each cooling therefore starts from the first price, and has a limit.
         ratios = np.array([1.0, SETTINGS.least_price_ratio, SETTINGS.most_price_ratio])
         weights = np.array([*self._first_weight * ratios, math.exp(rise)])
         chunks = max(1, num_moves * self._num_nodes // SETTINGS.chunk_node_moves)
@@ -115,7 +119,7 @@ class Annealer:
             yield moves
 
     def restart(self) -> None:
-        """Prunes the best set so far and goes on from there."""
+        """Drops the recomputations of the best set that the budget does not need, and continues from there."""
         if self.best_cost is None:
             return
         self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
@@ -123,13 +127,13 @@ class Annealer:
         self._keep_if_best()
 
     def events(self) -> np.ndarray:
-        """The present set, int64 [num_events, 2] of (stage, node)."""
+        """Returns the present set, int64 [num_events, 2] of (stage, node)."""
         events = self._state.events
         active = events[: self._state.total[kernel.NUM_EVENTS], kernel.POOL]
         return events[active][:, [kernel.STAGE, kernel.NODE]]
 
     def best_events(self) -> np.ndarray | None:
-        """The best set so far, int64 [num_events, 2] of (stage, node)."""
+        """Returns the best set so far, int64 [num_events, 2] of (stage, node); None if there is none."""
         return None if self.best_cost is None else self._best[1 : 1 + self._best[0, 1]].copy()
 
     def best_schedule(self) -> Schedule | None:
@@ -142,7 +146,11 @@ class Annealer:
 
 
 def compiled_moves() -> ModuleType:
-    """The module of the moves, imported where used: the first import after an installation compiles for long."""
+    """Imports the module of the compiled moves.
+
+    It is imported only where it is needed, because the first import after an installation compiles it, which takes
+    long.
+    """
     from checkmate_tf.solvers.annealing import stage_moves
 
     return stage_moves
@@ -183,7 +191,7 @@ def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
 
 
 def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
-    """The state without recomputations."""
+    """Returns the state without recomputations."""
     num_nodes = len(graph.nodes)
     excess = simulate_stock(graph).memory_bytes.astype(np.int64) - budget_bytes
     starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
@@ -214,7 +222,7 @@ def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_ite
 
 
 def _dying_inputs(graph: Graph) -> np.ndarray:
-    """How many inputs end at each node, in the input order, whose storage its first output may take over."""
+    """Counts, for each node, the inputs that end there in the input order and fit its first output."""
     arrays, num_nodes = graph.arrays, len(graph.nodes)
     reader, value = np.repeat(np.arange(num_nodes), arrays.inputs.lengths), arrays.inputs.index
     dies = (arrays.last_use[value] == reader) & (graph.sizes_bytes[value] == arrays.takes_over_bytes[reader])

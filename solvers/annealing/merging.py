@@ -1,12 +1,13 @@
-"""The best schedule among those that recompute only what a few good schedules do, by CP-SAT.
+"""Merges good schedules: CP-SAT finds the best schedule that recomputes only nodes that some of them recompute.
 
-Construct, merge, solve and adapt (Blum, Pinacho, Lopez-Ibanez and Lozano, Computers & Operations Research 68, 2016):
-the recomputations of good schedules together are a small part of stage space, of which the optimum is often proved in
-seconds, and it is better than what any of them has found alone.
+The method is construct, merge, solve and adapt (Blum, Pinacho, Lopez-Ibanez and Lozano, Computers & Operations Research
+68, 2016). The recomputations of a few good schedules are a small part of stage space. CP-SAT often proves the optimum
+of that part within seconds, and it is better than each of the schedules.
 
-Each stage's own node has a position, and so has each of the recomputations given, which need not run; positions are in
-Checkmate's order (section 4.2). Those that compute or read a value cut time into spans, and in the whole of a span the
-value is there or not. Memory is the simulator's, at every position where it can exceed the budget.
+Each node's first computation has a position, and so has each recomputation of the pool, which may be left out.
+Positions are in Checkmate's order (section 4.2). The positions that compute or read a value cut time into spans;
+throughout a span, the value is either held or not. Memory is counted as the simulator counts it, at every position
+where it can exceed the budget.
 """
 
 from bisect import bisect_left
@@ -24,7 +25,7 @@ from checkmate_tf.solvers.loading import can_load
 from checkmate_tf.solvers.stages import Event, rows_of
 
 Literal = Any
-"""A Boolean variable of CP-SAT or its negation; or True, or False."""
+"""A Boolean variable of CP-SAT, its negation, True or False."""
 
 
 def merge_schedules(
@@ -37,14 +38,15 @@ def merge_schedules(
     work_limit: float,
     seed: int = 0,
 ) -> tuple[np.ndarray, bool]:
-    """Finds the best schedule that recomputes nothing but what is in `pool` and `start`.
-
-    Returns its recomputations, int64 [num_events, 2] of (stage, node), and whether it is proved that there is none
-    better.
+    """Finds the best schedule whose recomputations are all in `pool` or `start`.
 
     Args:
-        start: recomputations that keep within the budget.
-        work_limit: CP-SAT's deterministic time; about seconds.
+        start: recomputations of a schedule within the budget.
+        work_limit: limit of CP-SAT's deterministic time, which is roughly in seconds.
+
+    Returns:
+        The recomputations, int64 [num_events, 2] of (stage, node), and whether CP-SAT proved that no schedule of the
+        pool costs less.
     """
     if not can_load("mip.cpsat", time_limit_s):
         return rows_of(start), False
@@ -54,7 +56,7 @@ def merge_schedules(
     if not model.add_memory():
         return rows_of(start), False
     model.minimize_cost()
-    # Without all linear relaxations the proof can take many times as long.
+    # Without linear relaxations of all constraints, the proof can take many times as long.
     solver = new_cpsat(CpSatSettings(time_limit_s, seed, work_limit=work_limit, linearizes_all=True))
     status = solver.solve(model.program)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -64,9 +66,9 @@ def merge_schedules(
 
 
 class _Model:
-    """Which recomputations run, and which values are there in each of their spans.
+    """The variables of the merging: which recomputations run, and in which of its spans each value is held.
 
-    Every variable is hinted at what it is in the schedule to start with.
+    Every variable has a hint: its value in the starting schedule.
     """
 
     def __init__(self, graph: Graph, room_bytes: int, pool: set[Event], start: set[Event]) -> None:
@@ -78,14 +80,14 @@ class _Model:
         self._room_bytes = room_bytes
         self._hints: dict[int, bool] = {}
         positions = sorted(pool | {(stage, stage) for stage in range(len(graph.nodes))})
-        self._end = len(positions)  # of the training step, where its outputs are read
+        self._end = len(positions)  # the end of the training step, which reads its outputs
         self._runs = [True if stage == node else self._variable((stage, node) in start) for stage, node in positions]
         self.optional = [
             (position, runs) for position, runs in zip(positions, self._runs, strict=True) if position[0] != position[1]
         ]
         self._positions_of: dict[int, list[int]] = defaultdict(list)
-        self._after: dict[tuple[int, int], Literal] = {}  # (value, position that reads it) -> whether it stays
-        self._held: list[tuple[int, int, int, Literal]] = []  # first and last position, bytes, whether they are taken
+        self._after: dict[tuple[int, int], Literal] = {}  # (value, position that reads it) -> whether it is held after
+        self._held: list[tuple[int, int, int, Literal]] = []  # first and last position, bytes, whether they are in use
         for index, (_, node) in enumerate(positions):
             self._positions_of[node].append(index)
         for value in range(len(graph.values)):
@@ -155,7 +157,7 @@ class _Model:
             self._hold(first, first, size_bytes, there)
 
     def _stays(self, made: list[int], reads: list[int]) -> dict[int, bool]:
-        """Returns whether a value stays after each position that makes or reads it, in the schedule to start with."""
+        """Returns whether the starting schedule holds a value after each position that computes or reads it."""
         stays, is_wanted, makes = {}, False, set(made)
         for point in sorted([*made, *reads], reverse=True):
             stays[point] = is_wanted
@@ -164,7 +166,7 @@ class _Model:
         return stays
 
     def _add_memory_within(self, index: int, node: int) -> None:
-        """Adds the workspace, less the storage that the first output takes over from an input that is gone then."""
+        """Adds a node's workspace, less the storage that its first output takes over from an input that ends there."""
         description = self._graph.nodes[node]
         self._hold(index, index, description.workspace_bytes, self._runs[index])
         after = [self._after.get((value, index), False) for value in inplace_inputs(self._graph, description)]

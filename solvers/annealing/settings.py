@@ -1,6 +1,6 @@
-"""The numbers that steer annealing in stage space, and what each of them trades.
+"""The numbers that steer annealing in stage space, and the trade-off behind each.
 
-The compiled moves read theirs when they are compiled, and numba does not see that this file has changed: after a change
+The compiled moves read them when they are compiled, and Numba does not notice a change of this file: after a change,
 delete `__pycache__` beside it.
 """
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Cooling(NamedTuple):
-    """How one cooling, from hot to cold, is made.
+    """One cooling, from hot to cold.
 
     Args:
-        heat: the temperature it begins at, in mean costs of a recomputation.
-        most_rise: the logarithm of the price of overflow rises by no more than this in the whole of it.
-        times: how many times the moves asked for are made.
+        heat: the first temperature, in mean costs of a recomputation.
+        most_rise: limit of the rise of the logarithm of the price of overflow, over the whole cooling.
+        times: factor on the number of moves asked for.
     """
 
     heat: float
@@ -24,67 +24,75 @@ class Cooling(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How the annealing proceeds.
+    """Steers the annealing.
 
     Args, of the rounds (`solver.py`):
-        still_moves: a cooling ends where, above the budget, so many moves have changed nothing: such moves are the
-            slowest. Fewer may end one that would still have found its way.
-        longer_round_ratio: of a round to the one before. Longer coolings find better schedules, and fewer of them.
-        longer_in_vain_ratio: the same as long as no schedule within the budget is known.
-        merge_work: CP-SAT's deterministic time for one merging, which is about seconds. More merges larger pools, and
-            leaves less time for annealing.
-        first_pool_events: recomputations that the first merging may choose from, at most.
-        least_pool_events: the pool becomes no smaller than this.
-        pool_step: the pool grows by the first over the second of these where the best of it was proved, and shrinks
-            by the second over the first where not.
-        full_pool_share: of the pool's size, above which a proof makes it grow; a smaller pool says nothing of it.
-        kept_sets: annealed sets of recomputations that later pools are drawn from. More gives more varied pools.
-        max_memory_terms: in all memory rows of one merging. With more the model would take too much memory and time.
+        still_moves: a cooling ends after this many moves above the budget that changed nothing, because such moves are
+            the slowest. With fewer, a cooling may end that would still have come within the budget.
+        longer_round_ratio: length of a round, relative to the round before. Longer coolings find better schedules, but
+            there is time for fewer of them.
+        longer_in_vain_ratio: the same while no schedule within the budget is known.
+        merge_work: limit of CP-SAT's deterministic time for one merging, roughly in seconds. More merges larger pools,
+            and leaves less time for annealing.
+        first_pool_events: largest number of recomputations in the first pool.
+        least_pool_events: lower limit of the pool's size.
+        pool_step: a pair (a, b). The pool's size is multiplied by a / b when CP-SAT proved the optimum of the last
+            pool, and by b / a when it did not.
+        full_pool_share: a proof makes the pool grow only if it covered at least this share of the pool's size.
+        kept_sets: number of annealed sets from which later pools are drawn. More sets make more varied pools.
+        max_memory_terms: limit of the terms in all memory rows of one merging. A larger model would take too much
+            memory and time.
 
     Args, of each cooling (`annealer.py`):
-        coolings: made in turn. The hot ones begin with far more recomputations than the budget needs, so that they come
-            from within the budget, if the price rises slowly enough; where the budget is tight, the others freeze
-            above it. The cold one is for costs that differ much, as those of convolutions and normalizations. The
-            hot ones have more moves, which are fast, as most of them are within the budget.
-        cold_ratio: of the temperature at the end to that at the beginning. Less refines more, with fewer moves
-            where they still change much.
-        gentle_heat: where a gentle cooling begins, in mean costs of the present recomputations. More forgets more.
+        coolings: the coolings, which take turns. The hot ones begin with far more recomputations than the budget needs
+            and therefore approach it from below, if the price rises slowly enough; at tight budgets, the others freeze
+            above it. The cold one suits costs that differ much, such as those of convolutions and normalizations. The
+            hot ones make more moves, which are fast, because most of them stay within the budget.
+        cold_ratio: the last temperature relative to the first. A lower ratio refines the schedule more, and makes fewer
+            moves at temperatures that still change much.
+        gentle_heat: the first temperature of a gentle cooling, in mean costs of the present recomputations. A higher
+            one forgets more of them.
         gentle_rise: `most_rise` of a gentle cooling.
-        hurried_heat: the highest `heat` of a cooling that may be cut short.
-        fastest_rise: of the logarithm of the price, from one look at it to the next.
-        first_price_share: of the baseline cost, that the overflow of the input order costs at the first price.
-        least_price_ratio: of the lowest price to the first one.
-        most_price_ratio: of the highest price to the first one. Where the budget is not met the price runs away.
-        chunk_node_moves: moves times nodes of the graph, between two looks at the clock and at what others have found.
-        small_share: of the budget. The least values are left out, up to this much in all, as scalars that hundreds of
-            nodes read would take most of the time.
-        events_per_node: recomputations that there is room for.
-        spare_events: room for so many more, for small graphs.
+        hurried_heat: highest `heat` of a cooling that may be cut short.
+        fastest_rise: largest change of the logarithm of the price from one adaptation to the next.
+        first_price_share: at the first price, the overflow of the input order costs this share of the baseline cost.
+        least_price_ratio: the lowest price relative to the first.
+        most_price_ratio: the highest price relative to the first. Above the budget, the price would otherwise rise
+            without end.
+        chunk_node_moves: moves times nodes of the graph between two looks at the clock and at the results of other
+            searches.
+        small_share: share of the budget that the smallest values together may take. Such values are left out, because
+            most of the time would otherwise go to scalars that hundreds of nodes read.
+        events_per_node: capacity for recomputations, per node.
+        spare_events: further capacity, for small graphs.
 
-    Args, of each move (`stage_moves.py`). Which move is made follows from a draw from 0 to 1, which is compared with
-    the five ends below in turn. Above the budget half of the moves relieve it. Within the budget the draw begins later,
-    so that none does, and most are removals and exchanges:
-        relief_end: drops a value where the budget is exceeded. More of these get within the budget sooner, at a
-            higher cost.
-        drop_end: drops a value anywhere, which makes room for others. More of these add recomputations in vain.
-        removal_end: removes a recomputation, which saves its cost. More of these exceed the budget more often.
-        exchange_end: removes a recomputation and drops other values instead: the slowest move, and the one that keeps
-            the memory.
-        shift_end: moves a recomputation to another stage. What is drawn beyond is a removal again.
-        within_budget_start: what is added to the draw within the budget.
-        pruned_share: of the moves, which give up once they cost more than the temperature allows. The others find
-            what makes former recomputations useless.
-        early_share: of the values dropped, which are recomputed in a stage before the one that reads them.
-        drop_tries: values looked at for one that can be dropped. More are seldom in vain, but slow where all stay.
-        far_bits: a shift is over up to 2 ** (far_bits - 1) stages; short ones are likeliest.
-        exchange_bits: an exchange drops up to 2 ** (exchange_bits - 1) values; few are likeliest.
-        priced_moves: from one look at the price of overflow to the next. With fewer it follows faster, and is noisier.
-        least_within_moves: of those that end within the budget. With fewer the price rises.
-        most_within_moves: of those that end within the budget. With more the price falls.
-        least_price_noise: prices of recomputations are multiplied by a draw from this to this plus 1, so that the same
-            move does not always choose the same ones.
-        max_closure_nodes: considered for one recomputation with all that it needs. More finds longer chains, slower.
-        chunk_stages: stages whose memory is kept together. Longer chunks make few changes slower, and many faster.
+    Args, of each move (`stage_moves.py`). A draw from 0 to 1 is compared with the five ends below, in this order, and
+    so selects the move. Above the budget, half of the moves relieve it. Within the budget the draw is shifted upwards,
+    so that no move relieves and most moves are removals and exchanges:
+        relief_end: drop a value at an event above the budget. More of these reach the budget sooner, at a higher cost.
+        drop_end: drop a value anywhere, which makes room for others. More of these add useless recomputations.
+        removal_end: remove a recomputation, which saves its cost. More of these exceed the budget more often.
+        exchange_end: remove a recomputation and drop other values instead. This is the slowest move, and the only one
+            that keeps the memory.
+        shift_end: move a recomputation to another stage. A draw beyond this end is a removal again.
+        within_budget_start: added to the draw within the budget.
+        pruned_share: share of the moves that give up as soon as they cost more than the temperature allows. The others
+            find moves that make earlier recomputations useless.
+        early_share: share of the dropped values that are recomputed in a stage before the one that reads them.
+        drop_tries: number of values examined to find one that can be dropped. More tries rarely fail, but are slow when
+            every value has to stay.
+        far_bits: a shift goes up to 2 ** (far_bits - 1) stages far; short shifts are the most likely.
+        exchange_bits: an exchange drops up to 2 ** (exchange_bits - 1) values; few are the most likely.
+        priced_moves: moves from one adaptation of the price of overflow to the next. With fewer, the price follows
+            faster and is noisier.
+        least_within_moves: the price rises if fewer of these moves end within the budget.
+        most_within_moves: the price falls if more of these moves end within the budget.
+        least_price_noise: the price of each recomputation is multiplied by a draw from this number to this number plus
+            1, so that the same move does not always choose the same recomputations.
+        max_closure_nodes: number of nodes considered for one recomputation and everything that it needs. More finds
+            longer chains, and is slower.
+        chunk_stages: number of stages whose memory is kept together. Longer chunks make small changes slower and large
+            changes faster.
     """
 
     still_moves: int = 4096

@@ -1,7 +1,8 @@
-"""Annealing in stage space, and exact merging of what it finds: the general heuristic.
+"""Anneals in stage space and merges the schedules that it finds: the general heuristic.
 
-Each round anneals (`annealer.py`) from nothing, and from the best schedule, in turn gently and as hot as from nothing.
-Then the best schedule that recomputes only what these and earlier ones do is solved for (`merging.py`).
+Each round anneals (`annealer.py`) twice: once from nothing, and once from the best schedule, where gentle coolings
+alternate with full ones. Then CP-SAT finds the best schedule whose recomputations all occur in these or earlier results
+(`merging.py`).
 """
 
 import random
@@ -26,8 +27,8 @@ class StageAnnealing(Solver):
 
     Args:
         moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-        round_moves_per_node: of the first round's coolings; later ones are longer.
-        start: recomputations (stage, node) known to keep within the budget or close to it.
+        round_moves_per_node: moves of each cooling of the first round, per node; later coolings are longer.
+        start: recomputations (stage, node) known to stay within the budget or close to it.
         patience: the search ends after this many rounds without a better schedule, but not before it has run as many
             rounds as the best schedule took.
     """
@@ -51,7 +52,7 @@ class StageAnnealing(Solver):
 
 
 class AnnealingRun:
-    """One search: the best found here or heard of (in `annealer`), what was annealed, and the moves made."""
+    """The state of one search. Its `annealer` holds the best schedule found here or received from another search."""
 
     def __init__(self, options: StageAnnealing, search: Search) -> None:
         problem, seed = search.problem, search.seed
@@ -61,7 +62,7 @@ class AnnealingRun:
         self.annealer = Annealer(problem.graph, problem.budget_bytes, seed)
         self.random = random.Random(seed)
         self.bound = problem.graph.baseline_cost
-        self.told: int | None = None  # the cost that others know of
+        self.told: int | None = None  # the least cost that the other searches know
         self.moves = self.rounds = self.best_round = 0
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
         self.round_moves: float = options.round_moves_per_node * len(problem.graph.nodes)
@@ -88,14 +89,14 @@ class AnnealingRun:
         return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
 
     def find_first(self) -> None:
-        """Cools, each time for longer and from where the last one ended, until a schedule is known."""
+        """Cools until a schedule is known. Each cooling is longer, and begins where the one before it ended."""
         while self.annealer.best_cost is None and not self.is_over():
             self.cool_once(gently=False)
             self.rounds += 1
             self.round_moves *= SETTINGS.longer_in_vain_ratio
 
     def run_round(self) -> None:
-        """Anneals and merges; until a schedule is known, only cools, each time from where the last one ended."""
+        """Anneals and merges. While no schedule is known, it only cools, and begins where the last cooling ended."""
         self.anneal_anew()
         self.rounds += 1
         if self.annealer.best_cost is None:
@@ -107,7 +108,7 @@ class AnnealingRun:
         self.round_moves *= SETTINGS.longer_round_ratio
 
     def anneal_anew(self) -> None:
-        """Anneals from nothing, and gently on from there."""
+        """Anneals from nothing, and then gently from the result."""
         if self.annealer.best_cost is None:
             self.cool_once(gently=False)
         else:
@@ -118,8 +119,9 @@ class AnnealingRun:
     def cool_once(self, *, gently: bool) -> None:
         """Cools once, from hot to cold.
 
-        It ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
-        anything within the budget is known, as the price of overflow still rises.
+        The cooling ends early if many moves above the budget have changed nothing, because such moves are the slowest.
+        It does not end early while no schedule within the budget is known, because the price of overflow is still
+        rising.
         """
         annealer = self.annealer
         still, before = 0, (0, 0)
@@ -135,10 +137,10 @@ class AnnealingRun:
         self.annealed_now.append(_events(annealer.events()))
 
     def merge(self) -> None:
-        """Solves for the best schedule that recomputes only what a pool of known schedules does.
+        """Finds the best schedule whose recomputations all come from a pool of known schedules.
 
-        The pool is the best schedule, all that were annealed in this round, and earlier ones by lot, of which there
-        are more as long as the optimum is proved.
+        The pool consists of the best schedule, the annealed sets of this round, and random earlier ones. As long as
+        CP-SAT proves the optimum, the pool grows.
         """
         best = _events(self.annealer.best_events())
         if self.is_over():
@@ -165,7 +167,7 @@ class AnnealingRun:
         self.annealed_now = []
 
     def share(self) -> None:
-        """Reports what is new here, and takes over what others have found."""
+        """Reports improvements to other searches, and takes over theirs."""
         cost = self.annealer.best_cost
         if cost is not None and (self.told is None or cost < self.told):
             self.told, self.best_round = cost, self.rounds

@@ -1,7 +1,7 @@
-"""Compiled changes of a set of recomputations: adding and removing one, with all that follows for memory.
+"""Adds recomputations to a set and removes them, and updates the memory that follows. All functions are compiled.
 
-What is retained follows from the set, so every set of events is a valid schedule. A value's copy is held from the event
-that computes it to its last use before the next copy; each change moves the ends of those intervals.
+The retained values follow from the set, so every set of events is a valid schedule. A copy of a value is held from the
+event that computes it to its last use before the next copy. Each change moves the ends of these intervals.
 """
 
 from numba import boolean, int64, void
@@ -57,7 +57,7 @@ def copy_before(state, node, key):
 
 @compiled(int64(GRAPH, STATE, int64, int64, int64))
 def last_use(graph, state, value, copy, before_key):
-    """Returns the last event after `copy` and before `before_key` that reads `value`, or `copy` where there is none."""
+    """Returns the last event after `copy` and before `before_key` that reads `value`; without one, returns `copy`."""
     best = copy
     best_key = key_of(state, copy)
     for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
@@ -74,7 +74,7 @@ def last_use(graph, state, value, copy, before_key):
 
 @compiled(int64(GRAPH, STATE, int64, int64))
 def copy_end(graph, state, value, copy):
-    """Returns the event until which this copy of `value` is held."""
+    """Returns the last event at which this copy of `value` is held."""
     after = state.events[copy, LATER]
     if after < 0:
         if graph.values[value, IS_OUTPUT]:
@@ -85,7 +85,7 @@ def copy_end(graph, state, value, copy):
 
 @compiled(int64(GRAPH, STATE, int64, int64, int64))
 def first_use(graph, state, value, after_key, before_key):
-    """Returns the first event between the keys that reads `value`, or -1."""
+    """Returns the first event between the keys that reads `value`; -1 without one."""
     best = -1
     best_key = before_key
     for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
@@ -103,7 +103,7 @@ def first_use(graph, state, value, after_key, before_key):
 
 @compiled(void(GRAPH, STATE, int64, int64, int64, int64))
 def _count_dying(graph, state, value, copy, end, delta):
-    """Notes that the copy's interval now ends (delta 1) or no longer ends (-1) at an in-place event."""
+    """Records that the copy's interval ends at an in-place event (delta 1), or does not any more (delta -1)."""
     if end == copy:
         return
     reuse = graph.nodes[state.events[end, NODE], REUSE]
@@ -121,7 +121,7 @@ def _count_dying(graph, state, value, copy, end, delta):
 
 @compiled(int64(GRAPH, STATE, int64, int64))
 def add_event(graph, state, stage, node):
-    """Recomputes `node` in `stage`. Returns the event, or -1 when it exists or no room is left for events."""
+    """Recomputes `node` in `stage`. Returns the event, or -1 if it exists already or the set is full."""
     num_nodes = state.head.shape[0]
     key = stage * num_nodes + node
     previous = copy_before(state, node, key)
@@ -182,7 +182,7 @@ def add_event(graph, state, stage, node):
 
 @compiled(void(GRAPH, STATE, int64))
 def remove_event(graph, state, event):
-    """Takes a recomputation out of the set."""
+    """Removes a recomputation from the set."""
     stage, node = state.events[event, STAGE], state.events[event, NODE]
     key = key_of(state, event)
     previous, after = state.events[event, EARLIER], state.events[event, LATER]
@@ -232,7 +232,7 @@ def _write(state, sign, stage, node):
 
 @compiled(int64(STATE, int64, int64))
 def find(state, stage, node):
-    """Returns the event (stage, node), or -1."""
+    """Returns the event (stage, node), or -1 if it is not in the set."""
     event = node
     while event >= 0 and state.events[event, STAGE] != stage:
         event = state.events[event, LATER]
@@ -241,7 +241,7 @@ def find(state, stage, node):
 
 @compiled(void(GRAPH, STATE))
 def undo(graph, state):
-    """Takes back everything in the journal, last first."""
+    """Reverts every change in the journal, the last one first."""
     while state.total[JOURNAL] > 0:
         state.total[JOURNAL] -= 1
         sign, stage, node = state.journal[state.total[JOURNAL]]
@@ -253,7 +253,7 @@ def undo(graph, state):
 
 @compiled(boolean(GRAPH, STATE, int64))
 def _useless(graph, state, event):
-    """Whether nothing reads what this recomputation yields."""
+    """Returns whether nothing reads the values of this recomputation."""
     if event < state.head.shape[0]:
         return False
     node = state.events[event, NODE]
@@ -270,7 +270,7 @@ def _room(state):
 
 @compiled(void(GRAPH, STATE, int64))
 def remove_cascade(graph, state, event):
-    """Removes a recomputation, then those that fed only it."""
+    """Removes a recomputation, and then those that fed only it."""
     num_nodes = state.head.shape[0]
     stack = state.closure
     bottom = state.total[STACK]
@@ -293,7 +293,7 @@ def remove_cascade(graph, state, event):
 
 @compiled(boolean(GRAPH, STATE, int64, int64))
 def insert(graph, state, stage, node):
-    """Adds one event; a former copy that nothing reads any longer is removed."""
+    """Adds one event, and removes an earlier copy if nothing reads it any more."""
     event = add_event(graph, state, stage, node) if _room(state) else -1
     if event < 0:
         return False

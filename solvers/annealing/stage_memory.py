@@ -1,12 +1,14 @@
-"""Compiled state of stage-space annealing: which events there are, and the memory above the budget at each.
+"""Keeps the events of stage-space annealing and the memory above the budget at each of them.
 
-The state is a set of events (t, v), "node v is recomputed in stage t, before node t", plus the n first
-computations (t, t), which are the events 0 .. n-1. Events run by stage, within a stage by node.
+The state is a set of events (t, v), "node v is recomputed in stage t, before node t", and the n first computations (t,
+t), which are the events 0 .. n-1. Events run in the order of their stages, and within a stage in the order of their
+nodes. All functions are compiled.
 
-Memory above the budget, exactly as `simulate` counts it, is kept by runs of CHUNK_STAGES stages: an event's is its
-own entry of `excess` plus LAZY of its chunk. A retention interval that begins or ends changes the events of a range
-by the same amount; a chunk that lies within the range and is all above or all below the budget, by its bounds HIGH and
-LOW, changes at once. The others change by first computations, contiguous, and then by recomputations, if any.
+The memory above the budget is exactly that of `simulate`. It is kept in chunks of CHUNK_STAGES stages: the memory of an
+event is its own entry of `excess` plus the entry LAZY of its chunk. When a retention interval begins or ends, the
+memory of a range of events changes by one amount. A chunk changes at once if it lies within the range and all its
+events are above the budget, or all below, according to its bounds HIGH and LOW. In the other chunks, the first
+computations change first, because they are contiguous, and then the recomputations.
 """
 
 from collections.abc import Callable
@@ -36,22 +38,22 @@ STATE = types.NamedTuple((TABLE, INTS, INTS, TABLE, INTS, TABLE, FLOATS, INTS), 
 
 
 def compiled(signature: types.Type) -> Callable[[Callable], Callable]:
-    """For what only compiled functions call: one signature, kept on disk.
+    """Compiles a function that only compiled functions call, for one signature, and keeps it on disk.
 
-    Nothing is allocated, so no references are counted (`_nrt`): counting them took nine tenths of the time.
-    Numba sees only the file of a function: after an edit of a file that others call into, delete __pycache__.
+    These functions allocate nothing, so they count no references (`_nrt`); counting them took most of the time. Numba
+    checks only the file of a function: after an edit of a file that others call into, delete `__pycache__`.
     """
     return keep_compiled(signature, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def entry(signature: types.Type) -> Callable[[Callable], Callable]:
-    """`compiled` for what Python calls."""
+    """Compiles a function that Python calls, as `compiled` does for the others."""
     return keep_compiled(signature, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)
 
 
 @compiled(int64(STATE, int64))
 def key_of(state, event):
-    """Returns the key of an event; events run in the order of their keys."""
+    """Returns the key of an event. Events run in the order of their keys."""
     return state.events[event, STAGE] * state.head.shape[0] + state.events[event, NODE]
 
 
@@ -63,7 +65,7 @@ def excess_of(state, event):
 
 @compiled(void(STATE, int64, int64, int64))
 def set_excess(state, event, chunk, excess):
-    """Writes an event's own entry."""
+    """Sets the entry of an event."""
     state.excess[event] = excess
     state.chunks[chunk, HIGH] = max(state.chunks[chunk, HIGH], excess)
     state.chunks[chunk, LOW] = min(state.chunks[chunk, LOW], excess)
@@ -79,7 +81,7 @@ def bump(state, event, delta):
 
 @compiled(int64(STATE, int64, int64, int64, boolean))
 def _change_in_stage(state, event, node, delta, write):
-    """`change_range` for the events of one stage from `event` on, before that of `node`."""
+    """Does the part of `change_range` within one stage: the events from `event` on and before that of `node`."""
     stage = state.events[event, STAGE]
     chunk = stage // CHUNK_STAGES
     lazy, change = state.chunks[chunk, LAZY], 0
@@ -96,7 +98,7 @@ def _change_in_stage(state, event, node, delta, write):
 
 @compiled(int64(STATE, int64, int64, int64, boolean))
 def _change_stages(state, begin, end, delta, write):
-    """`change_range` for all events of stages of one chunk; tightens its bounds where these are all of it."""
+    """Does the part of `change_range` for all events of some stages of one chunk, and tightens the chunk's bounds."""
     chunk = begin // CHUNK_STAGES
     lazy = state.chunks[chunk, LAZY]
     high, low = state.chunks[chunk, HIGH], state.chunks[chunk, LOW]
@@ -127,7 +129,7 @@ def _change_stages(state, begin, end, delta, write):
 
 @compiled(int64(STATE, int64, int64, boolean))
 def change_chunk(state, chunk, delta, write):
-    """`change_range` for all events of a chunk."""
+    """Does the part of `change_range` for all events of a chunk."""
     lazy = state.chunks[chunk, LAZY]
     high, low = state.chunks[chunk, HIGH] + lazy, state.chunks[chunk, LOW] + lazy
     change = 0
@@ -143,9 +145,9 @@ def change_chunk(state, chunk, delta, write):
 
 @compiled(int64(STATE, int64, int64, int64, int64, float64, boolean))
 def change_range(state, first, stage, node, delta, limit, write):
-    """Returns the overflow that `delta` more at the events after `first` and before (stage, node) adds.
+    """Returns the overflow that `delta` bytes more add, at the events after `first` and before (stage, node).
 
-    With `write` it is applied; without, it is only counted until it exceeds `limit`.
+    With `write`, the change is applied. Without it, the overflow is only counted, until it exceeds `limit`.
     """
     begin, change = state.events[first, STAGE], 0
     goes_on = begin < stage
@@ -169,7 +171,7 @@ def change_range(state, first, stage, node, delta, limit, write):
 
 @compiled(void(STATE, int64, int64, int64))
 def add_between(state, first, last, delta):
-    """Adds `delta` to the events after `first` up to and with `last`."""
+    """Adds `delta` to the events after `first`, up to and including `last`."""
     if first != last:
         change_range(state, first, state.events[last, STAGE], state.events[last, NODE], delta, NO_LIMIT, True)
         bump(state, last, delta)

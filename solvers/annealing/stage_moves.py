@@ -1,8 +1,8 @@
-"""Compiled moves of stage-space annealing, and the annealing itself.
+"""Makes the moves of stage-space annealing, and anneals with them. All functions are compiled.
 
-A move drops a value where the budget is exceeded and recomputes it at its next use, removes a recomputation with
-what fed only it, removes and drops again, or shifts one to another stage. Moves are written to a journal, and undone
-when refused.
+A move drops a value at an event above the budget and recomputes it at its next use, removes a recomputation together
+with those that fed only it, removes one and drops other values, or shifts one to another stage. Moves are written to a
+journal, from which a refused move is undone.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ from checkmate_tf.solvers.annealing.stage_tables import (
     WITHIN,
 )
 
-# Numba takes numbers of the module for constants, but reads no fields of an object.
+# Numba treats numbers of a module as constants, but cannot read the fields of an object.
 _PRUNED_SHARE = SETTINGS.pruned_share
 _EARLY_SHARE = SETTINGS.early_share
 _RELIEF_END = SETTINGS.relief_end
@@ -105,7 +105,7 @@ def _uniform(state):
 
 @compiled(void(INTS, int64))
 def _sort(items, count):
-    """Sorts the first `count` items, ascending."""
+    """Sorts the first `count` items in ascending order."""
     for position in range(1, count):
         item = items[position]
         place = position
@@ -119,7 +119,7 @@ def _sort(items, count):
 def _hold_price(graph, state, stage, node, value, weight, limit):
     """Returns `weight` times the overflow that holding `value` until (stage, node) adds.
 
-    Where that is more than `limit` it is not computed to the end.
+    The computation stops once the price exceeds `limit`.
     """
     key = stage * state.head.shape[0] + node
     copy = copy_before(state, graph.values[value, PRODUCER], key)
@@ -133,10 +133,11 @@ def _hold_price(graph, state, stage, node, value, weight, limit):
 
 @compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
 def _find_candidates(graph, state, stage, node, weight, limit):
-    """Finds `node`, if it costs no more than `limit`, and all that may be worth recomputing for it in `stage`.
+    """Finds the nodes that may be worth recomputing in `stage` so that `node` can be recomputed there.
 
-    Writes the nodes, ascending, into `state.closure` and returns their number. They are marked, `node` as chosen. The
-    prices of holding their inputs are written where they are known, else -1.
+    Writes `node` and these nodes into `state.closure`, in ascending order, and returns their number; 0 if `node` costs
+    more than `limit`. The nodes are marked, and `node` is marked as chosen. Prices of holding their inputs are written
+    if they are known, else -1.
     """
     found, price = state.closure, state.price
     inputs = state.head.shape[0]
@@ -172,7 +173,7 @@ def _find_candidates(graph, state, stage, node, weight, limit):
 
 @compiled(void(GRAPH, STATE, int64, float64, float64, int64))
 def _price_candidates(graph, state, stage, weight, limit, count):
-    """Writes the price of recomputing each of the first `count` nodes of `state.closure`, with what it needs."""
+    """Computes the price of recomputing each of the first `count` nodes of `state.closure`, including their inputs."""
     found, price = state.closure, state.price
     inputs = state.head.shape[0]
     for position in range(count):
@@ -189,11 +190,12 @@ def _price_candidates(graph, state, stage, weight, limit, count):
 
 @compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
 def _choose_closure(graph, state, stage, node, weight, limit):
-    """Chooses what to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
+    """Chooses the nodes to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
 
-    Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
-    overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
-    with those it is wanted for. Writes the chosen nodes, ascending, into `state.closure` and returns their number.
+    Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of two prices, that of
+    holding it (`weight` times the overflow that this adds) and that of recomputing it. A node is not considered if it
+    and the nodes that want it cost more than `limit`. Writes the chosen nodes into `state.closure`, in ascending order,
+    and returns their number.
     """
     found, price = state.closure, state.price
     inputs = state.head.shape[0]
@@ -219,9 +221,10 @@ def _choose_closure(graph, state, stage, node, weight, limit):
 
 @compiled(boolean(GRAPH, STATE, int64, int64, float64, float64, float64, int64, int64))
 def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_bytes):
-    """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it.
+    """Adds (stage, node) and the recomputations that it needs.
 
-    Nothing is added where that costs more than `limit` and what the hole is worth, or all costs more than `most`.
+    Prices assume that `hole_bytes` less are held between `hole_start` and the new event. Nothing is added if the price
+    exceeds `limit` plus the worth of this hole, or if the total exceeds `most`.
     """
     if hole_bytes > 0:
         limit -= weight * change_range(state, hole_start, stage, node, -hole_bytes, NO_LIMIT, True)
@@ -238,7 +241,7 @@ def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_
 
 @compiled(int64(STATE))
 def _overloaded(state):
-    """Returns an event above the budget, the first from a random stage on; there must be one."""
+    """Returns an event above the budget, the first from a random stage on. At least one must exist."""
     num_nodes = state.head.shape[0]
     stage = _below(state, num_nodes)
     while True:
@@ -257,9 +260,9 @@ def _overloaded(state):
 
 @compiled(boolean(GRAPH, STATE, int64, float64, float64, float64))
 def _evict(graph, state, event, weight, limit, most):
-    """Drops a random value that is only carried across `event`, and recomputes it where it is next read.
+    """Drops a random value that is only carried across `event`, and recomputes it at its next use.
 
-    Or earlier, where there may be more room for what that needs.
+    Some are recomputed earlier than that, where there may be more room for their inputs.
     """
     num_nodes = state.head.shape[0]
     count = graph.nodes[state.events[event, STAGE], CANDIDATES]
@@ -296,7 +299,7 @@ def _random_event(state):
 
 @compiled(boolean(GRAPH, STATE, float64, float64))
 def _shift(graph, state, weight, most):
-    """Moves a recomputation to another stage between the former copy and the next."""
+    """Moves a recomputation to another stage between the previous copy and the next."""
     event = _random_event(state)
     stage, node = state.events[event, STAGE], state.events[event, NODE]
     low = state.events[state.events[event, EARLIER], STAGE] + 1
@@ -317,7 +320,7 @@ def _move(graph, state, weight, limit):
     """Makes one random move, writes it to the journal, and returns whether it changed anything.
 
     Args:
-        limit: of what may be worse after it; recomputations that cost more are not tried.
+        limit: largest rise of the energy. Most moves try no recomputation that costs more.
     """
     overflow = state.total[OVERFLOW]
     limit = limit if _uniform(state) < _PRUNED_SHARE else NO_LIMIT
@@ -359,11 +362,10 @@ def anneal_stages(graph, state, best, weights, num_moves, hot, cold):
     """Makes `num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
 
     Args:
-        best: int64 [1 + capacity, 2]; row 0 holds the least cost within the budget (-1 for none) and the number of
-            events of that set, which the rows after it name by (stage, node). Improved in place.
-        weights: float64 [4], the price of a byte of overflow at an event, the least and the most it may become, and
-            the factor by which it changes from one look at it to the next, so that a third of the states keep within
-            the budget.
+        best: int64 [1 + capacity, 2], updated in place. Row 0 holds the least cost within the budget (-1 for none) and
+            the number of events of that set. The rows after it are these events (stage, node).
+        weights: float64 [4]: the price of a byte of overflow at an event, its lower and upper limit, and the factor by
+            which one adaptation changes it. The price adapts so that a third of the states stay within the budget.
     """
     ratio = (cold / hot) ** (1.0 / max(num_moves, 1))
     temperature = hot
@@ -391,7 +393,7 @@ def anneal_stages(graph, state, best, weights, num_moves, hot, cold):
 
 @entry(void(GRAPH, STATE, TABLE))
 def load(graph, state, events):
-    """Makes `events`, int64 [num_events, 2] of (stage, node), the set."""
+    """Replaces the set by `events`, int64 [num_events, 2] of (stage, node)."""
     while state.total[NUM_EVENTS] > 0:
         remove_event(graph, state, state.events[0, POOL])
     for position in range(events.shape[0]):

@@ -1,6 +1,6 @@
-"""The tables of stage-space annealing: named columns rather than an array a field.
+"""The tables of stage-space annealing. Their columns have names.
 
-The time to compile grows with the arrays handed around.
+A table replaces an array for each field, because the time to compile grows with the number of arrays passed around.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ LAZY, HIGH, LOW, COUNT = range(4)
 COST, OVERFLOW, NUM_EVENTS, JOURNAL, STACK, RNG, MOVES, WITHIN = range(8)
 CHUNK_STAGES = SETTINGS.chunk_stages
 MAX_CLOSURE = SETTINGS.max_closure_nodes
-# Larger than every key of an event, and than every overflow.
+# Larger than any key of an event and any overflow.
 NEVER = np.iinfo(np.int64).max
 NO_LIMIT = 1e18
 

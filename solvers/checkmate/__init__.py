@@ -1,1 +1,1 @@
-"""Checkmate: the mixed-integer program of (9), its relaxation and rounding. Start reading at `milp`."""
+"""Checkmate: its mixed-integer program (9), the linear relaxation of it, and rounding. Start reading at `milp`."""

@@ -1,9 +1,10 @@
-"""Solves a StageModel by a library: HiGHS, Gurobi, CP-SAT or CVXPY for the MILP, and all but CP-SAT, or PDLP, for its
-relaxation.
+"""Solves a StageModel with a library.
 
-Each function makes a MixedIntegerProgram of the model and gives the same `Answer`. Costs are handed over in units of
-`model_cost_scale`, so that they stay far from the libraries' tolerances, and the absolute gap asked for is below the
-least difference of two schedules' costs.
+The MILP is solved by HiGHS, Gurobi, CP-SAT or CVXPY, and its relaxation by HiGHS, Gurobi, PDLP or CVXPY.
+
+Each function turns the model into a MixedIntegerProgram and returns an `Answer`. Costs are passed in units of
+`model_cost_scale`, which keeps them far from the libraries' tolerances. The requested absolute gap is below the least
+difference of two schedules' costs.
 """
 
 import time
@@ -28,24 +29,24 @@ from checkmate_tf.solvers.mip.program import (
 )
 from checkmate_tf.user_warnings import warn
 
-_LARGEST_COST = 1e4  # that a back end sees: far above its tolerances, far below where floating point loses digits
-_WHOLE = 1e-6  # a coefficient this near to 1 is 1
+_LARGEST_COST = 1e4  # largest cost in a program: far above tolerances, and far below the digits that floats lose
+_WHOLE = 1e-6  # a coefficient this close to 1 counts as 1
 
-# "auto" is Gurobi where its licence allows the size, otherwise HiGHS.
+# "auto" is Gurobi if its licence allows the size, otherwise HiGHS.
 Backend = Literal["auto", "highs", "gurobi", "cpsat", "cvxpy"]
-# "simplex" and "ipm" are HiGHS's; "auto" is Gurobi where its licence allows the size, otherwise simplex.
+# "simplex" and "ipm" are HiGHS's methods; "auto" is Gurobi if its licence allows the size, otherwise "simplex".
 Relaxation = Literal["auto", "simplex", "ipm", "pdlp", "gurobi", "cvxpy"]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a back end found.
+    """The result of a back end.
 
     Args:
         x: the best point, [num_columns], or None.
-        bound: no point costs less than this, `fixed_cost` included, in cost units; -inf when nothing is proved.
-        infeasible: proved.
-        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `cost_step`.
+        bound: lower bound on the cost of every point, including `fixed_cost`, in cost units; -inf without a proof.
+        infeasible: the back end proved that there is no point.
+        optimal: the back end proved, within its tolerances, that no point costs less than `x` by a `cost_step`.
     """
 
     x: np.ndarray | None
@@ -56,7 +57,7 @@ class Answer:
 
 
 def model_cost_scale(model: StageModel) -> float:
-    """Returns how many cost units are one unit of the objective that back ends see."""
+    """Returns the number of cost units in one unit of the objective that the back ends minimize."""
     return max(float(model.cost_step), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
@@ -70,14 +71,15 @@ def solve_milp(
     on_improved: Improved | None = None,
     cvxpy_solver: CvxpySolver = "HIGHS",
 ) -> Answer:
-    """Solves the MILP by the back end of that name; where it is unavailable by HiGHS; a warning and `stats` say why.
+    """Solves the MILP with the named back end.
 
-    There is no warning of a licence that is too small where the back end is "auto".
+    If the back end is unavailable, HiGHS solves the program instead, and a warning and the entry "fallback" of `stats`
+    say why. For the back end "auto", a licence that is too small causes no warning.
 
     Args:
-        start: a point, [num_columns], with nan where it is left open.
-        on_improved: called with an improving point and the bound at that time, as in `Answer`; by HiGHS, Gurobi.
-        cvxpy_solver: which CVXPY calls.
+        start: a point, [num_columns]; nan leaves a column open.
+        on_improved: called with each better point and the bound at that time, as in `Answer`. HiGHS and Gurobi call it.
+        cvxpy_solver: the solver that CVXPY calls.
     """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
@@ -104,7 +106,7 @@ def _tell_fallback(backend: str, error: LibraryUnavailable) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """What the back ends are told of one run."""
+    """The arguments of one run that every back end takes."""
 
     deadline_s: float
     seed: int
@@ -114,7 +116,7 @@ class _Run:
 
     @property
     def time_limit_s(self) -> float:
-        """What is left of it."""
+        """The time that is left."""
         return max(0.0, self.deadline_s - time.perf_counter())
 
 
@@ -125,14 +127,14 @@ def _solve_by_highs(model: StageModel, run: _Run) -> Answer:
 
 
 def _solve_by_gurobi(model: StageModel, run: _Run) -> Answer:
-    """Solves the MILP by Gurobi. Raises LibraryUnavailable without it or a licence that allows the model."""
+    """Solves the MILP by Gurobi. Raises LibraryUnavailable without Gurobi or a licence that allows the model."""
     settings = GurobiSettings(run.time_limit_s, _absolute_gap(model), run.seed)
     found = solve_with_gurobi(_program(model), settings, start=run.start, on_improved=_scaled(model, run.on_improved))
     return _answer(model, found)
 
 
 def _scaled(model: StageModel, on_improved: Improved | None) -> Improved | None:
-    """What a library calls with a bound in its units, for one who wants it in units of cost."""
+    """Returns a callback for a library, which converts the library's bound to units of cost."""
     if on_improved is None:
         return None
     scale = model_cost_scale(model)
@@ -140,7 +142,7 @@ def _scaled(model: StageModel, on_improved: Improved | None) -> Improved | None:
 
 
 def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
-    """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient an integer."""
+    """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient is an integer."""
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 
     if len(model.fetched.column):
@@ -158,9 +160,9 @@ def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
 
 
 def _solve_by_cvxpy(model: StageModel, run: _Run) -> Answer:
-    """Solves the MILP by a solver that CVXPY finds; it takes no start, no seed, and reports no improvements.
+    """Solves the MILP by a solver that CVXPY finds. It takes no start and no seed, and reports no improvements.
 
-    Raises LibraryUnavailable where CVXPY finds none.
+    Raises LibraryUnavailable if CVXPY finds no such solver.
     """
     from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, solve_with_cvxpy
 
@@ -169,7 +171,7 @@ def _solve_by_cvxpy(model: StageModel, run: _Run) -> Answer:
 
 
 def _program(model: StageModel) -> MixedIntegerProgram:
-    """Makes the model with costs in units of `model_cost_scale`."""
+    """Returns the model with costs in units of `model_cost_scale`."""
     costs = model.cost / model_cost_scale(model)
     return MixedIntegerProgram(
         costs, model.lower, model.upper, model.integer, model.matrix, model.row_lower, model.row_upper
@@ -177,7 +179,7 @@ def _program(model: StageModel) -> MixedIntegerProgram:
 
 
 def _whole_program(model: StageModel) -> MixedIntegerProgram:
-    """Makes the model without U, in whole numbers: costs in steps, rows that count bytes in bytes."""
+    """Returns the model without U and in whole numbers: costs in cost steps, and rows of memory in bytes."""
     matrix, row_lower, row_upper = model.without_usage()
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
     num_columns = matrix.shape[1]
@@ -198,7 +200,7 @@ def _answer(model: StageModel, result: MipResult) -> Answer:
 
 
 def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
-    """Returns which rows have 0, 1 and -1 only, and so do not count bytes, bool [num_rows]."""
+    """Returns the rows whose coefficients are all 0, 1 or -1, which therefore count no bytes, bool [num_rows]."""
     other = np.abs(np.abs(matrix.data) - 1.0) > _WHOLE
     row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return np.bincount(row, weights=other, minlength=matrix.shape[0]) == 0
@@ -207,9 +209,9 @@ def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
 def relax(
     model: StageModel, backend: Relaxation, *, time_limit_s: float, seed: int = 0, cvxpy_solver: CvxpySolver = "HIGHS"
 ) -> Answer:
-    """Solves the LP relaxation by the back end of that name; its bound is a `safe_bound`, converged or not.
+    """Solves the LP relaxation with the named back end. Its bound is a `safe_bound`, so it holds even if unconverged.
 
-    Where a back end is unavailable HiGHS's simplex takes its place, as in `solve_milp`.
+    If the back end is unavailable, HiGHS's simplex method replaces it, as in `solve_milp`.
     """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
@@ -241,7 +243,7 @@ def _relax_by_simplex(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
 
 
 def _relax_by_interior_point(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
-    """Followed by crossover."""
+    """Solves the relaxation by HiGHS's interior point method, followed by crossover."""
     return _relax_by_highs(program, run, "ipm")
 
 
@@ -251,7 +253,7 @@ def _relax_by_highs(program: MixedIntegerProgram, run: _Run, method: Literal["si
 
 
 def _relax_by_pdlp(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
-    """First-order, so its point is accurate to a tolerance only."""
+    """Solves the relaxation by PDLP, a first-order method, whose point is accurate only to a tolerance."""
     from checkmate_tf.solvers.mip.pdlp import solve_with_pdlp
 
     return solve_with_pdlp(program, time_limit_s=run.time_limit_s)
@@ -268,10 +270,10 @@ def _relax_by_cvxpy(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
 
 
 def safe_bound(model: StageModel, duals: np.ndarray) -> float:
-    """Computes the Lagrangian bound of any row duals, [num_rows]: valid however far from optimal, but for rounding.
+    """Returns the Lagrangian lower bound of the row duals, [num_rows]. Up to rounding, it holds for any duals.
 
-    Duals of the wrong sign for a one-sided row are set to 0. U, the one kind of column without a limit, never needs
-    more than everything at once.
+    Duals of the wrong sign for a one-sided row are set to 0. U is the only kind of column without a limit, and it never
+    exceeds the sum of all sizes.
     """
     allowed_lower = np.where(np.isinf(model.row_lower), 0.0, np.maximum(duals, 0.0))
     allowed_upper = np.where(np.isinf(model.row_upper), 0.0, np.minimum(duals, 0.0))

@@ -1,11 +1,13 @@
 """Checkmate's approximation: the LP relaxation of (9), its bound, and two-phase rounding of its S.
 
-Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
-epsilon at 0.1, it is searched here from 0 upwards, until two values in a row lead to no cheaper schedule. The bound is
-that of epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures:
-the LP has the tighter rows over the presolved stage space (model.py); thresholds from 0 to 1 are tried where the paper
-rounds at 0.5; recomputations that the budget does not need are removed from the schedule. `CheckmateLp.paper()` is
-without these departures. No schedule above the budget is ever returned.
+Checkmate, section 5 and appendix D. The relaxation gets a smaller budget, (1 - epsilon) x budget, as an allowance for
+rounding. The paper fixes epsilon at 0.1. Here the solver tries values from 0 upwards, until two in a row lead to no
+cheaper schedule. The bound comes from epsilon 0 and its dual point (`safe_bound`), so it holds whether or not the LP
+method converged.
+
+Further departures: the LP has the tighter rows over the presolved stage space (model.py); it tries rounding thresholds
+from 0 to 1, where the paper rounds at 0.5; and it removes recomputations that the budget does not need.
+`CheckmateLp.paper()` is without these departures. No schedule above the budget is ever returned.
 """
 
 import time
@@ -33,22 +35,22 @@ from checkmate_tf.solvers.stages import schedule_of_checkpoints
 
 @dataclass(frozen=True)
 class CheckmateLp(Solver):
-    """Rounds the LP relaxation of (9), which also gives the bound.
+    """Rounds the LP relaxation of (9), and returns the bound that the relaxation proves.
 
     Args:
-        backend: "auto" is Gurobi where its licence allows the size, otherwise "simplex". That and "ipm" are HiGHS's;
-            experiments/checkmate/relaxation_methods.py compares them. "cvxpy" is `cvxpy_solver`. Without a
-            licence that is large enough HiGHS runs.
-        cvxpy_solver: which CVXPY calls, for that back end.
-        rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
-        num_samples: thresholds or random draws tried for each allowance.
-        allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
-        start_from: solvers whose schedule limits the recomputations of the optimum; it is not returned.
-        presolve: drop entries and rows that a schedule no worse than that one cannot use.
-        most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
-            a row: the LP is several times faster and its bound hardly lower.
+        backend: "auto" is Gurobi if its licence allows the size, otherwise "simplex". "simplex" and "ipm" are methods
+            of HiGHS, which experiments/checkmate/relaxation_methods.py compares. "cvxpy" is `cvxpy_solver`. HiGHS runs
+            if a licence is too small.
+        cvxpy_solver: the solver that CVXPY calls, for the back end "cvxpy".
+        rounding: how to round S. "swept" tries thresholds from 0 to 1, and "deterministic" only 0.5.
+        num_samples: number of thresholds or random draws for each allowance.
+        allowances: the values of epsilon, in ascending order. The first should be 0, because the bound comes from it.
+        start_from: solvers whose schedule limits the recomputations of the optimum. That schedule is not returned.
+        presolve: drop entries and rows that no schedule at most as expensive as that one can use.
+        most_events: if the budget can bind at more events than this, only the events of the stages' own nodes have a
+            row. The LP is then several times faster, and its bound hardly lower.
         pruned: remove recomputations that the budget does not need from the best schedule.
-        form: the rows that stand for (9).
+        form: the rows that represent (9).
     """
 
     backend: backends.Relaxation = "auto"
@@ -64,9 +66,9 @@ class CheckmateLp(Solver):
 
     @staticmethod
     def paper() -> "CheckmateLp":
-        """The paper's: the relaxation of (9) by its own rows with epsilon 0.1, rounded once, by Algorithm 2.
+        """Returns the paper's solver: the relaxation of (9) by its own rows, rounded once, by Algorithm 2.
 
-        As its only relaxation is that of a smaller budget, it proves no bound.
+        Epsilon is 0.1. The solver proves no bound, because its only relaxation is that of a smaller budget.
         """
         return CheckmateLp(
             rounding="deterministic",
@@ -92,7 +94,7 @@ class CheckmateLp(Solver):
             if search.remaining_s <= 0 or idle == SETTINGS.idle_allowances:
                 break
             reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
-            # A smaller budget may take more repeats than the schedule that set the cutoff.
+            # A smaller budget may need more repeats than the schedule that set the cutoff.
             most = most_extra
             if allowance > 0 and most_extra is not None:
                 most = SETTINGS.more_repeats_ratio * most_extra
@@ -135,7 +137,7 @@ class CheckmateLp(Solver):
     def _rounded(
         self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int
     ) -> Schedule | None:
-        """Finds the cheapest rounding within the budget; the first one is tried whatever the time."""
+        """Returns the cheapest rounding within the budget. The first one is tried even after the deadline."""
         best: Schedule | None = None
         fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):

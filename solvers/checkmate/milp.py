@@ -1,15 +1,16 @@
-"""Checkmate's mixed integer linear program (9), solved to a proof where time allows.
+"""Solves Checkmate's mixed-integer linear program (9), to a proof if time allows.
 
-Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (model.py);
-entries of R and S presolved away (stage_space.py); a cutoff: a schedule found by quick methods bounds what the
-optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
-values of a node, nodes that are not recomputable, workspace and in-place outputs are respected. Where values have costs
-of transfers, they may be offloaded (transfers.py). That program is a relaxation, whose schedule may take longer than
-its optimum.
+Checkmate, section 4. The departures keep the optimum: rows tighter than (7b) and (7c) (model.py); entries of R and S
+that presolve removes (stage_space.py); a cutoff, because a schedule from quick methods limits the cost of the repeats
+of an optimum, so nodes that cost more are computed once; and budget rows that are added only where a solution breaks
+them. The program also covers separate values of a node, nodes that are not recomputable, workspace, and in-place
+outputs. If values have costs of transfers, the program offloads them, too (transfers.py). It is then a relaxation: its
+schedule may take longer than its optimum.
 
 `CheckmateMilp.paper()` is without these departures.
 
-Its proofs are about Checkmate's stages: between two first computations, other nodes in the input order, at most once.
+Proofs are about Checkmate's stages: between two first computations, other nodes run in the input order, each at most
+once.
 """
 
 import math
@@ -37,23 +38,23 @@ from checkmate_tf.solvers.offloading.transfers import hide_transfers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
-_ROUNDING = 1e-6  # what the libraries' tolerances may have added to a bound, in proportion
+_ROUNDING = 1e-6  # relative error of a bound that the libraries' tolerances allow
 
 
 @dataclass(frozen=True)
 class CheckmateMilp(Solver):
-    """Solves (9) by a library for mixed-integer programs.
+    """Solves (9) with a library for mixed-integer programs.
 
     Args:
-        backend: "auto" is Gurobi where its licence allows the size, otherwise HiGHS. "cvxpy" is
-            `cvxpy_solver`, and bounds nothing before its end. Without a licence that is large enough HiGHS runs.
-        cvxpy_solver: which CVXPY calls, for that back end.
-        warm_start: any schedule of the graph; used where it is within the budget.
-        start_from: solvers asked for a first schedule; none for a cold start.
-        presolve: drop entries and rows that a schedule no worse than the first one cannot use.
-        lazy_rows: begin with the budget rows of the stages' own nodes, and add those of a stage's recomputations where
-            a solution breaks them. Every round's bound holds.
-        form: the rows that stand for (9).
+        backend: "auto" is Gurobi if its licence allows the size, otherwise HiGHS. "cvxpy" is `cvxpy_solver`, which
+            reports no bound before its end. HiGHS runs if a licence is too small.
+        cvxpy_solver: the solver that CVXPY calls, for the back end "cvxpy".
+        warm_start: any schedule of the graph. It is used if it stays within the budget.
+        start_from: solvers that are asked for a first schedule; none for a cold start.
+        presolve: drop entries and rows that no schedule at most as expensive as the first one can use.
+        lazy_rows: begin with the budget rows of the stages' own nodes, and add those of a stage's recomputations when a
+            solution breaks them. The bound of every round holds.
+        form: the rows that represent (9).
     """
 
     backend: backends.Backend = "auto"
@@ -67,7 +68,7 @@ class CheckmateMilp(Solver):
 
     @staticmethod
     def paper() -> "CheckmateMilp":
-        """The paper's: (9) by its own rows, all of them at once, over the whole triangle of stages, from nothing."""
+        """Returns the paper's solver: (9) by its own rows, all at once, over the whole triangle of stages."""
         return CheckmateMilp(start_from=(), presolve=False, lazy_rows=False, form=Formulation(tight=False))
 
     def search(self, search: Search) -> Result:
@@ -147,9 +148,9 @@ class CheckmateMilp(Solver):
 
 
 def find_space(search: Search, problem: Problem, most_extra_cost: int | None, *, presolve: bool) -> StageSpace:
-    """The stage space of a search's problem, or of one with a smaller budget.
+    """Returns the stage space of a search's problem, or of the same problem with a smaller budget.
 
-    Raises TimeoutError and MemoryError where it takes more time or memory than the search may.
+    Raises TimeoutError or MemoryError if that takes more time or memory than the search may use.
     """
     graph = problem.graph
     num_nodes, num_values = len(graph.nodes), len(graph.values)
@@ -160,7 +161,7 @@ def find_space(search: Search, problem: Problem, most_extra_cost: int | None, *,
 
 
 def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:
-    """Finds the events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
+    """Returns the events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
     first = np.zeros(len(schedule), dtype=np.int64)
     first[np.unique(np.array(schedule.order), return_index=True)[1]] = 1
     stage = np.cumsum(first) - first
@@ -171,7 +172,7 @@ def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.n
 
 
 def pick_cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
-    """Picks the schedule that costs less among those within the budget, the first when equal."""
+    """Returns the cheaper of two schedules among those within the budget; the first one if they cost the same."""
     simulated = [(schedule, simulate(problem.graph, schedule)) for schedule in (first, second) if schedule is not None]
     fitting = [(result.cost, schedule) for schedule, result in simulated if result.peak_bytes <= problem.budget_bytes]
     return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
@@ -180,11 +181,14 @@ def pick_cheaper(problem: Problem, first: Schedule | None, second: Schedule | No
 def proved_bound(
     problem: Problem, model: StageModel, answer: backends.Answer, schedule: Schedule | None, best: Schedule | None
 ) -> int:
-    """Computes a lower bound on the cost in stages, in whole steps of cost.
+    """Returns a lower bound on the cost in stages, rounded up to whole cost steps.
 
-    `schedule` is that of the answer, whether or not it is within the budget; `best`, within the budget, costs at least
-    as much as the cutoff under which the model was made, so the bound is at most its cost. Where values can be
-    offloaded, the model's optimum may be below the cost of its schedule.
+    Args:
+        schedule: the schedule of the answer, within the budget or not.
+        best: a schedule within the budget. It costs at least as much as the cutoff under which the model was built, so
+            the bound is at most its cost.
+
+    If values can be offloaded, the model's optimum may be below the cost of its schedule.
     """
     baseline = problem.graph.baseline_cost
     limit = np.inf if best is None else simulate(problem.graph, best).cost

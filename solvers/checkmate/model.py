@@ -1,26 +1,29 @@
-"""Checkmate's MILP (9), and form (1), as sparse matrices built with numpy; no back end is named here.
+"""Builds Checkmate's MILP (9), and its form (1), as sparse matrices with numpy. No back end is named here.
 
-Columns: R (stage, node), S (boundary, value), FREE (stage, value, user), U (stage, node). A column a value, not a node,
-so that the outputs of a node are retained apart. Costs are of repeats only, bytes in units of `memory_unit_bytes`.
+The columns are R (stage, node), S (boundary, value), FREE (stage, value, user) and U (stage, node). There is a column
+of S for each value, not for each node, so that the outputs of a node are retained separately. Costs are those of
+repeats only, and bytes are in units of `memory_unit_bytes`.
 
-Paper form: (1b), (1c), (2), (3), and (7b), (7c) for every FREE off the diagonal (4.8), and for nodes of several values,
-which the paper has not, on it.
+The paper's form has the rows (1b), (1c), (2) and (3), and the rows (7b) and (7c) for every FREE off the diagonal (4.8).
+Nodes of several values do not occur in the paper; they have (7b) and (7c) on the diagonal, too.
 
-Tight form, the default; the same integer points once what nothing needs is not retained. In stage t, for value v of
-node p, with its users k:
+The tight form is the default. It has the same integer points, except that nothing is retained without need. In stage t,
+for value v of node p, with its users k:
 
-(a) sum of FREE[t,v,k'] over users k' < k, + R[t,k] <= S[t,v] + R[t,p]: k finds v, computed or retained and not freed.
-(b) sum of FREE[t,v,k'] + S[t+1,v] <= S[t,v] + R[t,p]: what is retained next was there and was not freed.
+(a) sum of FREE[t,v,k'] over users k' < k, + R[t,k] <= S[t,v] + R[t,p]: k finds v, which is computed or retained and not
+yet freed.
+(b) sum of FREE[t,v,k'] + S[t+1,v] <= S[t,v] + R[t,p]: a value retained into the next stage is there and has not been
+freed.
 (c) FREE[t,v,k] <= R[t,k].
-(d) S[t,v] + R[t,p] <= 1: a value that is computed again later in the stage need not be retained into it.
+(d) S[t,v] + R[t,p] <= 1: a value that is computed again in the stage need not be retained into it.
 
-(a), (b) and (c) imply (1b), (1c) and (7c); (7b) only forbids keeping what could be freed. U follows (2), (3) over the
-nodes that can run in the stage; a budget row stands only where the stage space says it can bind. Nodes of several
-values keep their diagonal FREE: one of the values may be of no use. An in-place node may have its first output's size
-back when an input as large is freed right after it.
+(a), (b) and (c) imply (1b), (1c) and (7c); (7b) only forbids holding values that could be freed. U follows (2) and (3)
+over the nodes that can run in the stage. There is a budget row only where the budget can bind according to the stage
+space. Nodes of several values keep their FREE on the diagonal, because one of the values may have no use. An in-place
+node may take over the storage of an equally large input that is freed right after it.
 
-Where values can be offloaded, what is fetched is there too, in (a) and (b), and costs include waiting for copies
-(transfers.py). Only the tight form has that.
+If values can be offloaded, rows (a) and (b) also count fetched copies, and costs include the time for which nodes wait
+for copies (transfers.py). Only the tight form has these columns.
 """
 
 import math
@@ -54,28 +57,28 @@ from checkmate_tf.solvers.checkmate.stage_space import StageSpace
 from checkmate_tf.solvers.checkmate.transfers import FetchColumns, decode, list_fetch_columns, time_rows, time_unit
 from checkmate_tf.solvers.search import check_memory
 
-# The budget in the units of memory that back ends see: far above their tolerances, far below where they lose digits.
+# The budget in the model's units of memory: far above the back ends' tolerances, and far below the digits they lose.
 _BUDGET_UNITS = 1e5
-_ROUNDING = 1e-7  # what floating point may have added to a row of constants, in the units of the row
+_ROUNDING = 1e-7  # largest rounding error of a row of constants, in the units of the row
 
 
 @dataclass(frozen=True)
 class StageModel:
-    """Minimize `fixed_cost + cost @ x`, `row_lower <= matrix @ x <= row_upper`, `lower <= x <= upper`.
+    """A program: minimize `fixed_cost + cost @ x`, where `row_lower <= matrix @ x <= row_upper`, `lower <= x <= upper`.
 
-    Only columns with a choice are left. The last `num_usage` columns are U, in the order of events, and the last
+    Only columns with a choice are in it. The last `num_usage` columns are U, in the order of events, and the last
     `num_usage` rows define them.
 
     Args:
         cost: in the graph's cost units, float [num_columns].
-        integer: bool [num_columns].
-        recompute_column: the column of R[t, i], -1 where there is no choice, int32 [num_stages, num_nodes].
+        integer: whether a column has to be whole, bool [num_columns].
+        recompute_column: the column of R[t, i], -1 if it has no choice, int32 [num_stages, num_nodes].
         retain_column: likewise of S, int32 [num_stages + 1, num_values].
-        most_usage: no U is ever larger, in units of memory.
-        solvable: False when the entries without a choice already break a row.
-        fetched: the columns of FETCH; none where no value can be offloaded.
+        most_usage: upper limit of every U, in units of memory.
+        solvable: False if the entries without a choice already break a row.
+        fetched: the columns of FETCH; empty if no value can be offloaded.
         cost_step: the costs of two schedules differ by a multiple of it.
-        most_time: no copy waits longer for others, in cost units; 0 where there is none.
+        most_time: the longest that a copy can wait for other copies, in cost units; 0 if no value can be offloaded.
     """
 
     fixed_cost: float
@@ -98,12 +101,12 @@ class StageModel:
     most_time: int
 
     def recompute(self, x: np.ndarray) -> np.ndarray:
-        """R of a point, float [num_stages, num_nodes]."""
+        """Returns R of a point, float [num_stages, num_nodes]."""
         chosen = x[self.recompute_column] if len(x) else 0.0
         return np.where(self.recompute_column >= 0, chosen, self.space.recompute_lower)
 
     def retain(self, x: np.ndarray) -> np.ndarray:
-        """S of a point, float [num_stages + 1, num_values]."""
+        """Returns S of a point, float [num_stages + 1, num_values]."""
         chosen = x[self.retain_column] if len(x) else 0.0
         return np.where(self.retain_column >= 0, chosen, self.space.retain_lower)
 
@@ -117,13 +120,13 @@ class StageModel:
         return decode(graph, recompute, self.retain(x) > 0.5, list(zip(*parts, strict=True)))
 
     def point(self, graph: Graph, schedule: Schedule) -> np.ndarray | None:
-        """The columns of R and S for a schedule, nan for the others; None where it does not fit the stage space."""
+        """Returns the columns of R and S for a schedule, nan for the others; None if the stage space excludes it."""
         try:
             stages = to_stages(graph, schedule)
         except ScheduleError:
             return None
         recompute = stages.recompute.copy()
-        # In a run of stages in which everything fits, recomputing comes first and what is held stays.
+        # Where everything fits in a run of stages, recomputations move to its start, and held values stay to its end.
         for stage in np.flatnonzero(self.space.merged)[::-1]:
             recompute[stage - 1, :stage] |= recompute[stage, :stage]
             recompute[stage, :stage] = False
@@ -143,12 +146,12 @@ class StageModel:
         return x
 
     def without_usage(self) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
-        """(matrix, row_lower, row_upper) over the other columns only, with U replaced by what defines it."""
+        """Returns (matrix, row_lower, row_upper) over the columns other than U, with U replaced by its definition."""
         if not self.num_usage:
             return self.matrix, self.row_lower, self.row_upper
         others = len(self.cost) - self.num_usage
         kept = self.matrix.shape[0] - self.num_usage
-        # lower triangular: U is a running sum of `change` over the events of a stage.
+        # The matrix is lower triangular: U is a running sum of `change` over the events of a stage.
         triangle = sparse.csc_array(self.matrix[kept:, others:])
         change = sparse.csc_array(self.matrix[kept:, :others])
         start = np.atleast_1d(sparse_linalg.spsolve(triangle, self.row_lower[kept:]))
@@ -173,7 +176,8 @@ def build_model(
 ) -> StageModel:
     """Builds the MILP over a stage space.
 
-    Raises TimeoutError where it takes longer than to `deadline_s`, and MemoryError where it would take more memory.
+    Raises TimeoutError if that takes until after `deadline_s`, and MemoryError if it would take more memory than the
+    limit.
     """
     form = form or Formulation()
     columns, rows, usage = Columns.of(space), Rows(), Rows()
@@ -222,7 +226,7 @@ def _without_fixed(
     unit_bytes: float,
     deadline_s: float,
 ) -> StageModel:
-    """Makes the model without the columns that have no choice and the rows that cannot be broken.
+    """Returns the model without columns that have no choice and without rows that cannot be broken.
 
     Raises TimeoutError as `build_model` does.
     """
@@ -268,7 +272,7 @@ def _without_fixed(
         num_usage=usage.count,
         space=space,
         memory_unit_bytes=unit_bytes,
-        # A value counts at most twice: retained into a stage and computed in it.
+        # A value counts at most twice: as retained into a stage and as computed in it.
         most_usage=(graph.resident_bytes + 2 * int(graph.sizes_bytes.sum())) / unit_bytes,
         fetched=replace(fetched, column=renumber[fetched.column]),
         cost_step=max(1, math.gcd(*(int(step) for step in steps), *chain.from_iterable(copies))),

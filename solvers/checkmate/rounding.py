@@ -1,7 +1,7 @@
 """Two-phase rounding of a fractional S (Checkmate, section 5.2, Algorithm 2; appendix D).
 
-Phase one rounds S; phase two takes the R of least cost for it (solvers/stages.py), so every result computes the
-graph. Whether it keeps within the budget is for the caller to see.
+Phase one rounds S. Phase two takes the R of least cost for it (solvers/stages.py), so every result computes the graph.
+The caller has to check that it stays within the budget.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from typing import Literal
 import numpy as np
 
 Rounding = Literal["deterministic", "swept", "randomized"]
-_DECIMALS = 6  # values that agree so far differ only by the tolerance of the method that found them
+_DECIMALS = 6  # values that agree to so many decimals differ only by the tolerance of the LP method
 
 
 def rounded(fractional: np.ndarray, rounding: Rounding, *, num_samples: int, seed: int) -> Iterator[np.ndarray]:
     """Yields integral S matrices, bool.
 
-    "deterministic": entries above 0.5, as in Algorithm 2. "swept": entries above each of up to `num_samples`
-    thresholds, placed evenly among the fractional entries. "randomized": `num_samples` draws, each entry 1 with its own
-    probability.
+    "deterministic" rounds entries above 0.5 up, as Algorithm 2 does. "swept" does so with each of up to `num_samples`
+    thresholds, spread evenly among the fractional entries. "randomized" makes `num_samples` draws, in which each entry
+    is its own probability of being 1.
     """
     if rounding == "deterministic":
         yield fractional > 0.5
@@ -33,7 +33,7 @@ def rounded(fractional: np.ndarray, rounding: Rounding, *, num_samples: int, see
 
 
 def _thresholds(fractional: np.ndarray, num_samples: int) -> np.ndarray:
-    """Returns 0.5 and values between the different fractional entries, at most `num_samples` in all."""
+    """Returns 0.5 and values between the different fractional entries, at most `num_samples` in total."""
     different = np.unique(np.round(fractional, _DECIMALS))
     between = (different[1:] + different[:-1]) / 2
     if len(between) >= num_samples:

@@ -1,4 +1,4 @@
-"""The columns and rows of Checkmate's MILP, stage by stage; model.py says what they mean."""
+"""Makes the columns and rows of Checkmate's MILP, stage by stage. The docstring of model.py defines them."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,11 +12,11 @@ from checkmate_tf.solvers.checkmate.stage_space import Edges, StageSpace, edges_
 
 @dataclass(frozen=True)
 class Formulation:
-    """Which rows stand for (9).
+    """The rows that represent (9).
 
     Args:
-        tight: rows (a) to (d); otherwise the paper's (1b), (1c), (7b), (7c).
-        diagonal_free: keep FREE[t,k,k] for every node, where 4.8 eliminates it.
+        tight: rows (a) to (d) of model.py; otherwise the paper's (1b), (1c), (7b) and (7c).
+        diagonal_free: keep FREE[t,k,k] for every node; section 4.8 eliminates it.
     """
 
     tight: bool = True
@@ -25,7 +25,7 @@ class Formulation:
 
 @dataclass
 class Rows:
-    """Rows being collected: `lower <= sum of coefficient * column <= upper`."""
+    """Collects rows `lower <= sum of coefficient * column <= upper`."""
 
     lower: list[np.ndarray] = field(default_factory=list)
     upper: list[np.ndarray] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Rows:
     def add(
         self, lower: np.ndarray, upper: np.ndarray, *entries: tuple[np.ndarray, np.ndarray, np.ndarray | float]
     ) -> None:
-        """Appends rows; each of `entries` is (row among the new ones, column or -1, coefficient)."""
+        """Appends rows. Each of `entries` is (row among the new ones, column or -1, coefficient)."""
         for row, column, coefficient in entries:
             there = column >= 0
             coefficients = np.broadcast_to(np.asarray(coefficient, dtype=float), column.shape)
@@ -68,7 +68,7 @@ class Table:
 
 @dataclass
 class Columns:
-    """Columns being collected; R and S first."""
+    """Collects columns, R and S first."""
 
     recompute: np.ndarray
     retain: np.ndarray
@@ -96,7 +96,7 @@ class Columns:
         )
 
     def add(self, kind: int, upper: np.ndarray) -> np.ndarray:
-        """Appends columns of at least 0; returns their numbers."""
+        """Appends columns with the lower bound 0, and returns their numbers."""
         added = np.arange(len(upper)) + self.count
         self.lower.append(np.zeros(len(upper)))
         self.upper.append(upper)
@@ -121,9 +121,10 @@ class Units:
 class ReadArrays:
     """The reads of a graph as arrays.
 
-    `edges` holds, before the users of a value, its producer where FREE is kept on the diagonal (`diagonal`).
-    `before` and `after` are the pairs of edges of one value, `before` the earlier. `takeover`: the user is in-place and
-    its first output as large as the value. `offloadable`: which values may be offloaded, bool [num_values].
+    `edges` lists the users of each value, and before them its producer if FREE is kept on the diagonal (`diagonal`).
+    `before` and `after` are the pairs of edges of one value, the earlier edge in `before`. `takeover` marks edges whose
+    user is in-place and has a first output as large as the value. `offloadable` marks the values that may be
+    offloaded, bool [num_values].
     """
 
     graph: Graph
@@ -179,7 +180,7 @@ def fetch_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage
 
 
 def free_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, form: Formulation) -> np.ndarray:
-    """The column of FREE for each edge in a stage, -1 where there is none, int64 [num_edges]."""
+    """Returns the column of FREE for each edge in a stage, -1 where there is none, int64 [num_edges]."""
     value, user = arrays.edges.value, arrays.edges.user
     runs = space.recompute_upper[stage][user]
     if form.tight:
@@ -198,7 +199,7 @@ def free_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage:
 
 
 def _last_chained(space: StageSpace, stage: int, form: Formulation) -> int:
-    """The last event of a stage whose budget row needs U, -1 without one.
+    """Returns the last event of a stage whose budget row needs U; -1 without one.
 
     The stage's own node, which always runs last, has a row without U.
     """
@@ -352,7 +353,7 @@ def budget_rows(
     units: Units,
     form: Formulation,
 ) -> None:
-    """The budget at the events that are `binding`, and U over the nodes that can run up to the last that needs it."""
+    """Adds the budget rows of the events that are `binding`, and defines U up to the last event that needs it."""
     last = _last_chained(space, stage, form)
     if last < stage and space.binding[stage, stage]:
         _last_node_row(rows, arrays, columns, stage, freed, units)
@@ -393,7 +394,10 @@ def budget_rows(
 def _last_node_row(
     rows: Rows, arrays: ReadArrays, columns: Columns, stage: int, freed: np.ndarray, units: Units
 ) -> None:
-    """While the stage's own node runs, last of the stage, its values are in memory, and all that is retained next."""
+    """Adds the budget row of the stage's own node, which runs last.
+
+    Its values and all values that are retained into the next stage are then in memory.
+    """
     node = arrays.graph.nodes[stage]
     own = [*node.inputs, *node.outputs]
     held_bytes = arrays.graph.resident_bytes + node.workspace_bytes + int(arrays.graph.sizes_bytes[own].sum())
@@ -415,7 +419,7 @@ def _limited(
     freed: np.ndarray,
     units: Units,
 ) -> None:
-    """Sum of coefficient * column, less what the node's first output takes over, <= limit."""
+    """Adds a row that limits the sum of coefficient * column, less the input storage that is taken over."""
     sources = freed[arrays.takeover & (arrays.edges.user == node) & (freed >= 0)]
     if len(sources):
         (taken,) = columns.add(columns.CONTINUOUS, np.ones(1))

@@ -1,27 +1,29 @@
-"""The numbers that steer the two solvers of Checkmate beside their options, and what each of them trades."""
+"""The numbers that steer the two solvers of Checkmate besides their options, and the trade-off behind each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the searches proceed.
+    """Steers both searches.
 
     Args:
-        start_part: one in so many parts of the time limit is for the first schedule. A better one leaves a smaller
-            program, a longer search for it leaves less time to solve that.
-        start_checkpoint_sizes: sizes tried by the greedy solver, which gives the first schedule where no other does.
-        start_moves_per_node: of the annealing, which gives a first schedule near the optimum where it has the time.
-        idle_allowances: in a row without a cheaper schedule, after which the rounding ends.
-        space_bytes: memory for each pair of a stage and a node or value: what the searches hold of it, and what
-            numpy takes on the way.
-        build_share: of the time left, for building the program. Libraries look at no clock while they read and presolve
-            it, and while HiGHS looks for a first point, which takes some ten times as long as building it took.
-        hint_share: of the time left. Where building took more, the program gets no schedule to begin with: HiGHS solves
-            a linear program to complete one, and then presolves whatever the time.
-        entry_bytes: memory for each entry of the program's matrix, with the copies that building makes of it and
-            those that the libraries work on.
-        more_repeats_ratio: a smaller budget may take so many times the repeats of the schedule that set the cutoff.
+        start_part: the first schedule gets one part of this many parts of the time limit. A better one makes the
+            program smaller, but a longer search for it leaves less time to solve the program.
+        start_checkpoint_sizes: sizes tried by the greedy solver, which provides the first schedule if no other solver
+            does.
+        start_moves_per_node: moves of the annealing, which finds a first schedule near the optimum if it has the time.
+        idle_allowances: rounding ends after this many allowances in a row without a cheaper schedule.
+        space_bytes: memory for each pair of a stage and a node or value, which includes numpy's temporary arrays.
+        build_share: share of the remaining time for building the program. Libraries check no clock while they read and
+            presolve it, nor does HiGHS while it looks for a first point, which takes some ten times as long as
+            building.
+        hint_share: share of the remaining time. If building took longer, the program gets no schedule to begin with,
+            because HiGHS solves a linear program to complete it and then presolves without checking the time.
+        entry_bytes: memory for each entry of the program's matrix, with the copies made while building it and those in
+            the libraries.
+        more_repeats_ratio: the cost of repeats that a smaller budget may take, relative to the schedule that set the
+            cutoff.
     """
 
     start_part: int = 5

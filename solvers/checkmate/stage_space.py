@@ -1,14 +1,15 @@
-"""What Checkmate's R and S can still be: bounds of every entry, and the events at which the budget can bind.
+"""Restricts Checkmate's R and S: bounds of every entry, and the events at which the budget can bind.
 
 Each restriction keeps an optimal solution, or at least every solution that costs no more than `most_extra_cost`:
 
-- A node that costs more than that is computed once; so is one that is not recomputable, and one whose values take no
-  bytes. The value of such a node is retained up to its last use, unless it can be offloaded.
+- A node that costs more than `most_extra_cost` is computed once. So is a node that is not recomputable, and a node
+  whose values take no bytes. The value of such a node is retained until its last use,
+  unless it can be offloaded.
 - Value v is retained into stage t, or computed again in it, only if a node that can run in stage t or later reads it.
-- An event (stage t, node k) needs no budget row when all that can be held and needed there fits (`binding`).
-- In a run of stages without any such row nothing is lost by recomputing in the first of them only, and by holding
-  whatever is held until the last: everything fits. The other stages of a run are `merged`. Where values can be
-  offloaded, copies would have less time to hide, so none is.
+- An event (stage t, node k) needs no budget row if everything that can be held and needed there fits (`binding`).
+- In a run of stages without any such row, it is enough to recompute in the first stage and to hold every value until
+  the last, because everything fits. The other stages of a run are `merged`. If values can be
+  offloaded, no stage is merged, because copies would have less time to hide.
 """
 
 import math
@@ -24,13 +25,13 @@ from checkmate_tf.graph_arrays import Rows, mark
 
 @dataclass(frozen=True)
 class StageSpace:
-    """Bounds of R and S, and where the budget can bind.
+    """Bounds of R and S, and the events at which the budget can bind.
 
     Args:
         recompute_lower, recompute_upper: of R, bool [num_stages, num_nodes].
-        retain_lower, retain_upper: of S, bool [num_stages + 1, num_values]; row num_stages is what exists at the end.
+        retain_lower, retain_upper: of S, bool [num_stages + 1, num_values]; row num_stages holds the values at the end.
         binding: the events that need a budget row, bool [num_stages, num_nodes].
-        merged: the stage is in a run of stages that need no budget row, and is not its first, bool [num_stages].
+        merged: the stage is in a run of stages that need no budget row, and is not the first of it, bool [num_stages].
         frontier_advancing: stage t ends with the first computation of node t (8a-8c); otherwise form (1).
     """
 
@@ -44,7 +45,7 @@ class StageSpace:
 
 
 def full_space(graph: Graph) -> StageSpace:
-    """The frontier-advancing stages of (9) as the paper has them: lower triangular, nothing presolved."""
+    """Returns the frontier-advancing stages of (9) as in the paper: lower triangular, without presolve."""
     num_nodes, num_values = len(graph.nodes), len(graph.values)
     producer = graph.arrays.producer
     recomputable = graph.arrays.recomputable
@@ -60,7 +61,7 @@ def full_space(graph: Graph) -> StageSpace:
 
 
 def unpartitioned_space(graph: Graph, *, num_stages: int) -> StageSpace:
-    """Form (1): in any of `num_stages` stages any node can run; nothing is held at first (1d)."""
+    """Returns the space of form (1): any node can run in any of `num_stages` stages; nothing is held at first (1d)."""
     num_nodes, num_values = len(graph.nodes), len(graph.values)
     anything = np.ones((num_stages, num_nodes), dtype=bool)
     retain_upper = np.ones((num_stages + 1, num_values), dtype=bool)
@@ -75,9 +76,10 @@ def unpartitioned_space(graph: Graph, *, num_stages: int) -> StageSpace:
 def presolved_space(
     graph: Graph, budget_bytes: int, *, most_extra_cost: int | None = None, deadline_s: float = math.inf
 ) -> StageSpace:
-    """The stage space less what no schedule within the budget needs that repeats at most `most_extra_cost` of cost.
+    """Returns the stage space without the entries that no schedule of interest needs.
 
-    Raises TimeoutError where it takes longer than to `deadline_s`.
+    These are the schedules within the budget whose repeats cost at most `most_extra_cost`. Raises TimeoutError if the
+    computation takes until after `deadline_s`.
     """
     num_nodes = len(graph.nodes)
     producer = graph.arrays.producer
@@ -115,7 +117,7 @@ def find_offloadable(graph: Graph) -> np.ndarray:
 
 
 def own_events(space: StageSpace) -> np.ndarray:
-    """The binding events at which a stage's own node runs, bool [num_stages, num_nodes]."""
+    """Returns the binding events at which a stage's own node runs, bool [num_stages, num_nodes]."""
     num_stages, num_nodes = space.binding.shape
     return space.binding & np.eye(num_stages, num_nodes, dtype=bool)
 
@@ -128,7 +130,7 @@ def _can_repeat(graph: Graph, index: int, most_extra_cost: int | None) -> bool:
 
 
 def _last_need(graph: Graph, repeats: np.ndarray) -> np.ndarray:
-    """The last stage in which a node that can run there reads each value, int64 [num_values]; -1 where none does."""
+    """Returns the last stage in which a node that can run there reads each value, int64 [num_values]; -1 if none."""
     num_nodes = len(graph.nodes)
     needed = np.full(len(graph.values), -1, dtype=np.int64)
     needed[list(graph.outputs)] = num_nodes
@@ -149,7 +151,7 @@ def _binding_events(
     can_leave: np.ndarray,
     budget_bytes: int,
 ) -> np.ndarray:
-    """The events of one stage at which more than the budget can be held and needed, bool [num_nodes]."""
+    """Returns the events of one stage at which the values held and needed can exceed the budget, bool [num_nodes]."""
     num_nodes = len(graph.nodes)
     last_read = np.full(len(graph.values), -1, dtype=np.int64)
     runs = can_run[edges.user]
@@ -167,14 +169,14 @@ def _binding_events(
 
 @dataclass(frozen=True)
 class Edges:
-    """Value `value[e]` is read by node `user[e]`; sorted by value, then user. int64 [num_edges]."""
+    """The reads of a graph: node `user[e]` reads value `value[e]`. Sorted by value, then user. int64 [num_edges]."""
 
     value: np.ndarray
     user: np.ndarray
 
 
 def edges_of(graph: Graph, *, diagonal: Iterable[int] = ()) -> Edges:
-    """The reads of a graph; a value of `diagonal` is counted as read by its own producer, first."""
+    """Returns the reads of a graph. A value in `diagonal` is also read by its own producer, which comes first."""
     is_own = mark(diagonal, len(graph.values))
     own = Rows(np.append(0, np.cumsum(is_own)), graph.arrays.producer[is_own])
     readers = own.join(graph.arrays.users)

@@ -1,4 +1,4 @@
-"""First schedules for the exact methods, from quick solvers."""
+"""Finds first schedules for the exact methods with quick solvers."""
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
@@ -9,7 +9,7 @@ from checkmate_tf.solvers.checkpointing.linearized_greedy import LinearizedGreed
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
-# The first is seldom good but never slow; the second is near the optimum where it has the time.
+# The first is rarely good but never slow; the second comes near the optimum if it has the time.
 QUICK_SOLVERS: tuple[Solver, ...] = (
     LinearizedGreedy(num_sizes=SETTINGS.start_checkpoint_sizes),
     StageAnnealing(moves_per_node=SETTINGS.start_moves_per_node),
@@ -19,9 +19,9 @@ QUICK_SOLVERS: tuple[Solver, ...] = (
 def best_start(
     problem: Problem, solvers: tuple[Solver, ...], given: Schedule | None, *, time_limit_s: float, seed: int
 ) -> Schedule | None:
-    """Finds the cheapest schedule within the budget among the given one, retaining all, and those of `solvers`.
+    """Returns the cheapest schedule within the budget among `given`, retaining everything, and those of `solvers`.
 
-    Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
+    The solvers get equal shares of the time. None is asked once a schedule without repeats is known.
     """
     candidates = [make_retain_all_schedule(problem.graph)]
     if given is not None:

@@ -1,4 +1,4 @@
-"""Methods that keep checkpoints and compute the rest again: Chen, articulation points, linearized and Griewank.
+"""Methods that retain checkpoints and recompute the rest: Chen, articulation points, linearized, and Griewank.
 
 Start reading at `policy`, which all of them share.
 """

@@ -1,6 +1,6 @@
-"""Chen's greedy segments, ended at articulation points of the forward graph, with optimal R.
+"""Ends Chen's greedy segments at articulation points of the forward graph, with optimal R.
 
-Checkmate, section 6.1 and appendix B.1. On a linear network it is `chen_greedy`.
+Checkmate, section 6.1 and appendix B.1. On a linear network it equals `chen_greedy`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Chen's sqrt(n) on the articulation points of the forward graph, with optimal R.
+"""Applies Chen's sqrt(n) to the articulation points of the forward graph, with optimal R.
 
-Checkmate, section 6.1 and appendix B.1. On a linear network it is `chen_sqrt`.
+Checkmate, section 6.1 and appendix B.1. On a linear network it equals `chen_sqrt`.
 """
 
 from dataclasses import dataclass

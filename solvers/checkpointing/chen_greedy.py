@@ -1,7 +1,7 @@
-"""Chen et al. (2016), Algorithm 3: checkpoints about every b bytes of a linear network, with a search over b.
+"""Chen et al. (2016), Algorithm 3: a checkpoint about every b bytes of a linear network, with a search over b.
 
-Checkmate, Table 1: for linear forward passes only. On any other graph, it only tries to retain everything, because
-the heuristic does not cover such graphs: see `ap_greedy` and `linearized_greedy`.
+Checkmate, Table 1: for linear forward passes only. The heuristic does not cover other graphs; there, the solver only
+tries to retain everything. `ap_greedy` and `linearized_greedy` cover them.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Chen et al. (2016), sqrt(n): every k-th layer of a linear network is a checkpoint, k about sqrt(n).
+"""Chen et al. (2016), sqrt(n): every k-th layer of a linear network is a checkpoint, with k about sqrt(n).
 
-Checkmate, Table 1: for linear forward passes only. On any other graph, it only tries to retain everything, because
-the heuristic does not cover such graphs: see `ap_sqrt` and `linearized_sqrt`.
+Checkmate, Table 1: for linear forward passes only. The heuristic does not cover other graphs; there, the solver only
+tries to retain everything. `ap_sqrt` and `linearized_sqrt` cover them.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """REVOLVE, the log n checkpointing of Griewank & Walther (2000), Algorithm 799, for linear networks.
 
-Checkmate, Table 1. With s snapshots, a chain of l steps is reversed by advancing to a snapshot m steps on, reversing
-what follows it with s - 1 snapshots, and then the first m steps with s again; m is chosen by the binomial formula for
-the least number of repeated steps. Steps count as equal, in cost and memory. Every number of snapshots is tried and the
-cheapest schedule within the budget taken that repeats no node that is not recomputable.
+Checkmate, Table 1. With s snapshots, REVOLVE reverses a chain of l steps as follows: it advances m steps to the next
+snapshot, reverses the steps after it with s - 1 snapshots, and then reverses the first m steps with s snapshots. The
+binomial formula for the least number of repeated steps gives m. All steps count as equal in cost and memory. The solver
+tries every number of snapshots and returns the cheapest schedule within the budget that repeats only recomputable
+nodes.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from checkmate_tf.solvers.search import Search
 class Griewank(Solver):
     """Reverses a chain with the fewest repeated steps for a number of snapshots. It has no options.
 
-    On any other graph than a linear network with a mirrored backward pass, it only tries to retain everything, because
-    REVOLVE does not cover such graphs.
+    REVOLVE covers only linear networks with a mirrored backward pass. On any other graph, the solver only tries to
+    retain everything.
     """
 
     def search(self, search: Search) -> Result:
@@ -36,9 +37,9 @@ class Griewank(Solver):
 
 
 def repeated_steps(num_steps: int, num_snapshots: int) -> int:
-    """The least number of steps taken again to reverse a chain (Griewank & Walther, equation 2, less the first sweep).
+    """Returns the least number of repeated steps to reverse a chain.
 
-    The chain's first state is kept beside the snapshots.
+    Griewank & Walther, equation 2, less the first sweep. The chain's first state is kept in addition to the snapshots.
     """
     if num_steps <= 1:
         return 0
@@ -51,9 +52,9 @@ def repeated_steps(num_steps: int, num_snapshots: int) -> int:
 
 
 def revolve_schedule(graph: Graph, readers: list[list[int]], num_snapshots: int) -> Schedule:
-    """The schedule of binomial checkpointing with so many snapshots.
+    """Returns the schedule of binomial checkpointing with this number of snapshots.
 
-    `readers[i]` are the nodes that reverse step i, which read the values of steps i - 1 and i.
+    `readers[i]` are the nodes that reverse step i. They read the values of steps i - 1 and i.
     """
     order: list[int] = []
     for step in _sweep(0, len(readers), num_snapshots):
@@ -62,7 +63,10 @@ def revolve_schedule(graph: Graph, readers: list[list[int]], num_snapshots: int)
 
 
 def _sweep(first: int, end: int, num_snapshots: int) -> Iterator[int]:
-    """Steps computed, and ~i where step i is reversed, for steps first to end - 1, the state before `first` held."""
+    """Lists the computed steps, and ~i where step i is reversed, for steps `first` to `end - 1`.
+
+    The state before `first` is held.
+    """
     while end - first > 1:
         if num_snapshots == 0:
             yield from range(first, end)
@@ -79,7 +83,7 @@ def _sweep(first: int, end: int, num_snapshots: int) -> Iterator[int]:
 
 
 def _split(num_steps: int, num_snapshots: int) -> int:
-    """How far to advance before the next snapshot: the largest of the best."""
+    """Returns how far to advance before the next snapshot: the largest of the best distances."""
     return min(
         range(num_steps - 1, 0, -1),
         key=lambda m: m + repeated_steps(num_steps - m, num_snapshots - 1) + repeated_steps(m, num_snapshots),
@@ -87,15 +91,16 @@ def _split(num_steps: int, num_snapshots: int) -> int:
 
 
 def _may_run(graph: Graph, schedule: Schedule) -> bool:
-    """Whether every node that is computed again is recomputable."""
+    """Returns whether every node that the schedule repeats is recomputable."""
     times = np.bincount(np.asarray(schedule.order), minlength=len(graph.nodes))
     return bool(graph.arrays.recomputable[times > 1].all())
 
 
 def _mirrored_readers(graph: Graph) -> list[list[int]] | None:
-    """The nodes that reverse each step, None unless the graph is a chain whose backward pass mirrors it.
+    """Returns the nodes that reverse each step; None unless the graph is a chain with a mirrored backward pass.
 
-    The steps are the forward nodes but the last: the loss, whose value is the first gradient, begins the way back.
+    The steps are the forward nodes except the last, the loss. Its value is the first gradient, so it begins the
+    backward pass.
     """
     num_steps = len(forward_nodes(graph)) - 1
     if not is_linear(graph) or num_steps < 1 or any(node.is_backward for node in graph.nodes[: num_steps + 1]):

@@ -1,6 +1,6 @@
-"""Chen's greedy segments of the forward nodes as a path in the input order, with optimal R.
+"""Applies Chen's greedy segments to the forward nodes as a path in the input order, with optimal R.
 
-Checkmate, section 6.1 and appendix B.2. On a linear network it is `chen_greedy`.
+Checkmate, section 6.1 and appendix B.2. On a linear network it equals `chen_greedy`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Chen's sqrt(n) on the forward nodes as a path in the input order, with optimal R.
+"""Applies Chen's sqrt(n) to the forward nodes as a path in the input order, with optimal R.
 
-Checkmate, section 6.1 and appendix B.2. On a linear network it is `chen_sqrt`.
+Checkmate, section 6.1 and appendix B.2. On a linear network it equals `chen_sqrt`.
 """
 
 from dataclasses import dataclass

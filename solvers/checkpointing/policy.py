@@ -1,11 +1,12 @@
-"""The heuristics of Table 1: which forward nodes are checkpoints, and the S matrix that this stands for.
+"""The heuristics of Table 1: they choose checkpoints among the forward nodes, which determine the matrix S.
 
 Checkmate, section 6.1 and appendix B. The checkpoints cut the forward nodes into segments. A checkpoint's values are
-retained from their computation on; so are gradients, which prior work never recomputes. Any other forward value is
-retained to the end of its segment and dropped. The backward pass takes the segments from the last to the first: at the
-first stage that reads one, what was dropped of it is recomputed once, and retained to its last use. The last segment
-is retained throughout, as the backward pass begins with it. R is optimal for this S (`from_stages`); on a linear
-network the result is Chen's algorithm: one more forward pass less the checkpoints and the last segment.
+retained from their computation on, and so are gradients, which prior work never recomputes. Any other forward value is
+retained to the end of its segment and then dropped. The backward pass reads the segments from the last to the first. At
+the first stage that reads a segment, its dropped values are recomputed once and retained until their last use. The last
+segment is retained throughout, because the backward pass begins with it. R is optimal for this S (`from_stages`). On a
+linear network the result is Chen's algorithm, which costs one more forward pass less the checkpoints and the last
+segment.
 """
 
 import math
@@ -26,13 +27,13 @@ from checkmate_tf.solvers.stages import cheapest_recompute
 
 @dataclass(frozen=True)
 class Settings:
-    """What the heuristics spend.
+    """Limits the memory and time of the heuristics.
 
     Args:
-        cell_bytes, cell_s: memory and time for each cell of the matrix S, as several of its size are made. Without the
-            time for one more there is no further schedule.
-        event_bytes, event_s: memory and time for each value that a position of a schedule reads or yields, while that
-            schedule is made and simulated. A schedule that takes more than is left is passed over.
+        cell_bytes, cell_s: memory and time for each cell of the matrix S, of which several copies are made. No further
+            schedule is made without the time for one more.
+        event_bytes, event_s: memory and time to make and simulate a schedule, for each value that one of its positions
+            reads or yields. A schedule that takes more than is left is skipped.
     """
 
     cell_bytes: int = 10
@@ -45,24 +46,24 @@ SETTINGS = Settings()
 
 
 def forward_nodes(graph: Graph) -> tuple[int, ...]:
-    """The nodes before the backward pass, in the input order."""
+    """Returns the nodes before the backward pass, in the input order."""
     return tuple(index for index, node in enumerate(graph.nodes) if not node.is_backward)
 
 
 def is_linear(graph: Graph) -> bool:
-    """Every forward node reads values of the forward node before it, and of no other."""
+    """Returns whether every forward node reads values of the forward node before it, and of no other."""
     forward = forward_nodes(graph)
     before = (None, *forward)[:-1]
     return all(graph.predecessors[node] == (() if b is None else (b,)) for node, b in zip(forward, before, strict=True))
 
 
 def linear_candidates(graph: Graph) -> tuple[int, ...]:
-    """The inner nodes of the forward pass taken as a path in the input order (appendix B.2)."""
+    """Returns the inner nodes of the forward pass taken as a path in the input order (appendix B.2)."""
     return forward_nodes(graph)[1:-1]
 
 
 def articulation_candidates(graph: Graph) -> tuple[int, ...]:
-    """The articulation points of the undirected forward graph (appendix B.1): on a path, its inner nodes."""
+    """Returns the articulation points of the undirected forward graph (appendix B.1); on a path, its inner nodes."""
     forward = set(forward_nodes(graph))
     neighbours: dict[int, list[int]] = {node: [] for node in sorted(forward)}
     for node in neighbours:
@@ -74,14 +75,14 @@ def articulation_candidates(graph: Graph) -> tuple[int, ...]:
 
 
 def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int]:
-    """Finds the nodes of an undirected graph without which one of its connected parts falls apart.
+    """Returns the nodes of an undirected graph whose removal splits one of its connected parts.
 
-    Hopcroft and Tarjan (1973): in a depth-first search, a node is one if nothing below one of its children leads back
-    above it; a root is one if it has several children.
+    Hopcroft and Tarjan (1973): in a depth-first search, a node is such a point if no node below one of its children
+    leads back above it. A root is one if it has several children.
     """
     found: set[int] = set()
     depth: dict[int, int] = {}
-    highest: dict[int, int] = {}  # the least depth that the nodes below one lead back to
+    highest: dict[int, int] = {}  # the least depth to which the nodes below a node lead back
     for root in neighbours:
         if root in depth:
             continue
@@ -112,13 +113,13 @@ def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int
 
 
 def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
-    """Chen et al. (2016), sqrt(n): every k-th candidate, k the rounded square root of their number."""
+    """Chen et al. (2016), sqrt(n): returns every k-th candidate, with k the rounded square root of their number."""
     stride = max(1, round(math.sqrt(len(candidates))))
     return tuple(candidates[stride - 1 :: stride])
 
 
 def greedy(graph: Graph, candidates: Sequence[int], segment_bytes: int) -> tuple[int, ...]:
-    """Chen et al. (2016), Algorithm 3: a candidate once the forward values since the last checkpoint exceed b bytes."""
+    """Chen et al. (2016), Algorithm 3: returns a candidate once the forward values since the last exceed b bytes."""
     return _greedy(candidates, _bytes_until(graph, candidates), segment_bytes)
 
 
@@ -132,7 +133,7 @@ def _greedy(candidates: Sequence[int], bytes_until: Sequence[int], segment_bytes
 
 
 def _bytes_until(graph: Graph, candidates: Sequence[int]) -> list[int]:
-    """The bytes of all forward values up to those of each candidate, [num_candidates]."""
+    """Returns the bytes of all forward values up to those of each candidate, [num_candidates]."""
     forward = forward_nodes(graph)
     sizes = (sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs) for node in forward)
     until = dict(zip(forward, accumulate(sizes), strict=True))
@@ -140,7 +141,7 @@ def _bytes_until(graph: Graph, candidates: Sequence[int]) -> list[int]:
 
 
 def greedy_choices(graph: Graph, candidates: Sequence[int], *, num_sizes: int) -> tuple[tuple[int, ...], ...]:
-    """The different checkpoints that `greedy` gives over a range of b: its search over b."""
+    """Returns the different sets of checkpoints that `greedy` chooses over a range of b: its search over b."""
     sizes = [sum(graph.values[v].size_bytes for v in graph.nodes[node].outputs) for node in forward_nodes(graph)]
     total_bytes = max(1, sum(sizes))
     smallest = max(1, min((size for size in sizes if size), default=1) // 2)
@@ -150,7 +151,7 @@ def greedy_choices(graph: Graph, candidates: Sequence[int], *, num_sizes: int) -
 
 
 def retain_matrix(graph: Graph, checkpoints: Iterable[int]) -> np.ndarray:
-    """S for these checkpoints, bool [num_nodes, num_values]."""
+    """Returns S for these checkpoints, bool [num_nodes, num_values]."""
     num_nodes = len(graph.nodes)
     forward, chosen = forward_nodes(graph), set(checkpoints)
     segment_of = dict(zip(forward, np.cumsum([0, *(node in chosen for node in forward)])[:-1].tolist(), strict=True))
@@ -170,7 +171,7 @@ def retain_matrix(graph: Graph, checkpoints: Iterable[int]) -> np.ndarray:
 
 
 def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[int]) -> dict[int, int]:
-    """The first backward node that reads a value of each segment other than its checkpoint's."""
+    """Returns, for each segment, the first backward node that reads one of its values other than its checkpoint's."""
     first: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
         for value in node.inputs if node.is_backward else ():
@@ -181,9 +182,9 @@ def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[
 
 
 def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
-    """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them.
+    """Returns the cheapest schedule within the budget over sets of checkpoints, which include retaining everything.
 
-    Raises MemoryError where the matrices would be too large.
+    Raises MemoryError if the matrices would be too large.
     """
     graph = search.problem.graph
     num_cells = len(graph.nodes) * len(graph.values)
@@ -194,7 +195,7 @@ def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
 
 
 def _make_schedule(search: Search, retain: np.ndarray) -> Schedule | None:
-    """The cheapest schedule for an S; None where it takes more time or memory than the search has left."""
+    """Returns the cheapest schedule for an S; None if it takes more time or memory than the search has left."""
     graph = search.problem.graph
     try:
         recompute = cheapest_recompute(graph, retain, deadline_s=search.deadline_s)
@@ -208,8 +209,10 @@ def _make_schedule(search: Search, retain: np.ndarray) -> Schedule | None:
 
 
 def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:
-    """The cheapest of the schedules, and of retaining everything, that is within the budget; none is begun after the
-    time limit."""
+    """Returns the cheapest schedule within the budget, among the given ones and retaining everything.
+
+    No schedule is begun after the time limit.
+    """
     problem = search.problem
     best: tuple[int, Schedule] | None = None
     tried = 0

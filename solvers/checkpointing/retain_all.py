@@ -1,4 +1,4 @@
-"""No rematerialization: every node once, in the input order, every value retained to its last use.
+"""No rematerialization: every node runs once, in the input order, and every value is retained until its last use.
 
 Checkmate, Table 1, "Checkpoint all (Ideal)"; TWRemat's NoRemat.
 """
@@ -15,7 +15,7 @@ from checkmate_tf.solvers.search import Search
 class RetainAll(Solver):
     """Returns the one schedule that recomputes nothing. It has no options."""
 
-    offloads: ClassVar[bool] = True  # It keeps all values in memory, whatever a copy costs.
+    offloads: ClassVar[bool] = True  # It accepts graphs with costs of transfers, because it offloads nothing.
 
     def search(self, search: Search) -> Result:
         problem = search.problem

@@ -58,8 +58,8 @@ LONG = types.Array(types.int64, 1, "C")
 def energy(state, settings):
     """Returns the objective, relative to the budget and the cost of computing every node once.
 
-    0: max(budget, M) C. 1: L(Elu(L^-1(M))) C^0.6 with L(0) = budget, L(-100) = 0, so just below the budget
-    less memory still counts. 2: C plus a penalty a budget's worth of excess.
+    0: max(budget, M) C. 1: L(Elu(L^-1(M))) C^0.6 with L(0) = budget and L(-100) = 0, so that less memory still counts
+    just below the budget. 2: C plus a penalty for each budget's worth of excess.
     """
     peak = float64(deltas(state)[1])
     if settings[SOFT_UNITS] > 0:
@@ -75,9 +75,9 @@ def energy(state, settings):
 
 @compiled(int64, float64, FLOATS)
 def _most_cost(most_energy, settings):
-    """Returns a cost above which no sequence has at most this energy, however little memory it takes.
+    """Returns a cost above which the energy of a sequence exceeds the given one, however little memory it takes.
 
-    Of the objective Elu the factor for memory is never below 0.99.
+    The Elu objective's factor for memory is never below 0.99.
     """
     relative = (most_energy / 0.99) ** (1 / 0.6) if settings[OBJECTIVE] == 1 else most_energy
     return int64(relative * settings[BASELINE]) + 1
@@ -117,7 +117,7 @@ def _keep_best(state, budget, best_nodes, best_fetches, figures):
 
 @compiled(types.boolean, STATE, int64, LIST, int64)
 def mutate(state, kind, likely, budget):
-    """Makes one mutation, given by its index in `shares`, and tells whether it changed anything."""
+    """Makes one mutation, given by its index in `shares`, and returns whether it changed anything."""
     if kind == 0:
         return add_random(state)
     if kind == 1:
@@ -137,12 +137,13 @@ def mutate(state, kind, likely, budget):
 
 @compiled(void, STATE, FLOATS, LONG, LIST, int64, int64, LIST, TABLE, LONG, entry=True)
 def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best_fetches, figures):
-    """Tries `iterations` mutations drawn by `shares`, [8] as MOVE_NAMES, and accepts them by Metropolis' rule.
+    """Tries `iterations` mutations and accepts them by Metropolis' rule.
 
-    The best sequence seen is written to `best_nodes` [num_slots] and `best_fetches` [room, 2]: within the
-    budget the cheapest, before that the one of least peak. `figures` carries its peak and cost from call to
-    call and counts mutations tried, valid and accepted, and the single nodes (or fetches) that they tried. With
-    STOP_AT_BUDGET it ends as soon as a sequence within the budget is met.
+    `shares`, [8], are the chances of the mutations in the order of MOVE_NAMES. The best sequence is written to
+    `best_nodes` [num_slots] and `best_fetches` [room, 2]: the cheapest one within the budget or, until there is one,
+    the one of least peak. `figures` carries its peak and cost from call to call, and counts the mutations that were
+    tried, valid and accepted, and the single nodes (or fetches) that they tried. With STOP_AT_BUDGET, the loop ends as
+    soon as a sequence is within the budget.
     """
     current = energy(state, settings)
     cooling = log(settings[LAST_TEMPERATURE] / settings[FIRST_TEMPERATURE])

@@ -1,4 +1,4 @@
-"""Node grouping: FastSA's Algorithm 1 (section 2.2.2, appendix C.1), and back."""
+"""Groups nodes by FastSA's Algorithm 1 (section 2.2.2, appendix C.1), and ungroups schedules."""
 
 from dataclasses import dataclass, replace
 
@@ -8,23 +8,23 @@ from checkmate_tf.schedule import Schedule
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """A graph with a node a group; `members` lists the original nodes of each, in order, [num_groups]."""
+    """A graph with a node for each group; `members` lists the original nodes of each in order, [num_groups]."""
 
     graph: Graph
     members: tuple[tuple[int, ...], ...]
 
 
 def group_nodes(graph: Graph, *, max_members: int = 64) -> NodeGroups:
-    """Fuses every node that yields no less than it reads into all that read it.
+    """Fuses each node whose outputs are no smaller than its inputs into all its users.
 
-    A node is fused where sum s(inputs) <= sum s(outputs) and, so that it may vanish, it is recomputable,
-    has users, all of which read all its outputs, and none of these is a graph output. A group's
-    workspace is the most that its temporary values and its members' workspace take beyond its inputs
-    and outputs (B.1), with the inputs held throughout and nothing in place.
+    The condition is sum s(inputs) <= sum s(outputs). A node can vanish only if it is recomputable and has users, all of
+    which read all its outputs, none of which is a graph output. A group's workspace is the most that its temporary
+    values and its members' workspace take beyond its inputs and outputs (B.1), with the inputs held throughout and
+    nothing in place.
 
-    Departs from the paper: groups of `max_members` nodes are fused no further. Where batch and parameters
-    are resident, so that the first node reads nothing, and later ones yield as much as they read, all before
-    a node would go into its group (a chain of n layers into groups of n (n + 1) nodes in all).
+    This departs from the paper: groups of `max_members` nodes are fused no further. If the batch and the parameters are
+    resident, the first node reads nothing. If later nodes then yield as much as they read, every node before another
+    would be fused into its group, so a chain of n layers would become groups of n (n + 1) nodes in total.
     """
     members: list[set[int]] = [{index} for index in range(len(graph.nodes))]
     inputs: list[set[int]] = [set(node.inputs) for node in graph.nodes]
@@ -46,7 +46,7 @@ def group_nodes(graph: Graph, *, max_members: int = 64) -> NodeGroups:
 
 
 def ungroup(grouping: NodeGroups, schedule: Schedule) -> Schedule:
-    """A schedule of groups as a schedule of the original nodes; fetches are not carried over."""
+    """Returns a schedule of groups as a schedule of the original nodes, without fetches."""
     return Schedule(tuple(node for group in schedule.order for node in grouping.members[group]))
 
 
@@ -91,7 +91,7 @@ def _rebuilt(graph: Graph, kept: list[int], members: list[set[int]], inputs: lis
 
 
 def _workspace_bytes(graph: Graph, group: list[Node]) -> int:
-    """The most held beyond inputs and the last member's outputs while a group runs."""
+    """Returns the most that is held beyond the inputs and the last member's outputs while a group runs."""
     if len(group) == 1:
         return group[0].workspace_bytes
     sizes = graph.sizes_bytes

@@ -1,4 +1,4 @@
-"""The arrays of FastSA's sequence state, and how functions on it are compiled."""
+"""The arrays of FastSA's sequence state, and the compilation of functions on it."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ EVENTS, LENGTH, CAPACITY, SIZE, SIZE_CLASS, IS_OUTPUT, PRODUCER = range(7)
 # Columns of State.slots, int32 [num_slots, 3]: its node or NOP, inputs that die there and fit, index in `occupied`.
 NODE, DYING, PLACE = range(3)
 NOP = -1
-FETCH, USE, COMPUTE = 0, 1, 2  # kinds of event
+FETCH, USE, COMPUTE = 0, 1, 2  # kinds of events
 # Columns of State.transfers, int64 [num_values, 3].
 FETCH_COST, OFFLOAD_COST, FETCHES = range(3)
 # Entries of State.totals, int64 [11]; RANDOM is the random state, a cost above MOST_COST is bound to be rejected,
@@ -26,15 +26,15 @@ COST, NUM_POSITIONS, JOURNAL_LENGTH, FIXED_ORDER, SOFT, NUM_NODES, NUM_VALUES, N
 )
 # Journal entries (action, slot, node or value), for undoing a compound mutation.
 ADDED, REMOVED, FLIPPED = range(3)
-JOURNAL_ROOM = 4096  # entries: a mutation that would need more is not made
-CHAIN_ROOM = 48  # nodes of a recompute chain, at most
+JOURNAL_ROOM = 4096  # entries; a mutation that would need more is not made
+CHAIN_ROOM = 48  # largest number of nodes in a recompute chain
 
 
 class State(NamedTuple):
-    """A graph and a sequence of its nodes; see the column names above.
+    """A graph and a sequence of its nodes; the column names above describe the arrays.
 
-    Compiled functions take `addresses` alone, which stands for all: a tuple of arrays is passed by value,
-    hundreds of bytes a call, which made them three times slower.
+    Compiled functions take only `addresses`, which stands for all arrays. A tuple of arrays would be passed by value,
+    with hundreds of bytes for each call, and make them three times slower.
     """
 
     nodes: np.ndarray
@@ -46,7 +46,7 @@ class State(NamedTuple):
     slots: np.ndarray
     occupied: np.ndarray
     deltas: np.ndarray
-    weights: np.ndarray  # [2, 0] unless the LogAddExp tree is asked for
+    weights: np.ndarray  # [2, 0] without the LogAddExp tree
     log2_size: np.ndarray  # float64 [num_values + 1]: sizes, and the tree's unit, in doublings of a weight
     totals: np.ndarray
     journal: np.ndarray
@@ -60,7 +60,7 @@ STATE = types.Array(types.uint64, 1, "C")
 
 
 def addresses_of(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
-    """What compiled functions take for a state; the arrays must outlive it."""
+    """Returns the argument of compiled functions that represents a state. The arrays must outlive it."""
     return np.array([array.ctypes.data for array in arrays], dtype=np.uint64)
 
 
@@ -154,8 +154,8 @@ def scratch(state):
 def compiled(result, *arguments, entry: bool = False):
     """Compiles a function for these types when its module is imported, or loads it from the cache.
 
-    One signature a function: left to itself numba would compile one for every mix of integer widths. numba's
-    cache looks at a function's own file alone: after a change, delete solvers/__pycache__. Only an
-    `entry` can be called from Python: to unpack the state there costs more to compile than most functions.
+    Each function has one signature, because Numba on its own would compile one for every mix of integer widths. Numba's
+    cache checks only a function's own file: after a change, delete solvers/__pycache__. Only an `entry` can be called
+    from Python, because unpacking the state there costs more compile time than most functions.
     """
     return keep_compiled(result(*arguments), nogil=True, no_cpython_wrapper=not entry, no_cfunc_wrapper=True)

@@ -1,4 +1,4 @@
-"""What changes when a node enters or leaves a slot, or a value is fetched: see sequence_state.py."""
+"""Updates the state when a node enters or leaves a slot, or a value is fetched (see sequence_state.py)."""
 
 from numba import boolean, int64, void
 
@@ -61,7 +61,7 @@ from checkmate_tf.solvers.memory_tree import HIDDEN, add_range, add_slot, multip
 
 @compiled(int64, STATE, int64, int64)
 def find(state, value, code):
-    """Returns the index, within the value's events, of the first at or after `code`."""
+    """Returns the index of the first event of the value that is at or after `code`."""
     low = value_table(state)[value, EVENTS]
     start = low
     high = low + value_table(state)[value, LENGTH]
@@ -76,7 +76,7 @@ def find(state, value, code):
 
 @compiled(int64, STATE, int64, int64)
 def event(state, value, index):
-    """Returns the code of an event, or -1 past either end."""
+    """Returns the code of an event; -1 before the first and after the last."""
     if index < 0 or index >= value_table(state)[value, LENGTH]:
         return -1
     return event_list(state)[value_table(state)[value, EVENTS] + index]
@@ -84,7 +84,10 @@ def event(state, value, index):
 
 @compiled(boolean, STATE, int64, int64)
 def _lives_on(state, value, after):
-    """Whether a copy is retained past a place, given the next event there: a use, or the end for graph outputs."""
+    """Returns whether a copy is retained past a place.
+
+    That depends on the next event there, which has to be a use, or the end for graph outputs.
+    """
     return value_table(state)[value, IS_OUTPUT] == 1 if after < 0 else after & 3 == USE
 
 
@@ -138,7 +141,7 @@ def _change_slot(state, slot, amount, shown):
 
 @compiled(void, STATE, int64, int64, int64)
 def _count_death(state, value, slot, sign):
-    """One more (or less) input dies in `slot`; the first that fits an in-place node saves its output's size."""
+    """Counts one more or one less input that ends in `slot`. The first that fits saves an in-place node its output."""
     if node_table(state)[slot_table(state)[slot, NODE], TAKES_CLASS] != value_table(state)[value, SIZE_CLASS]:
         return
     slot_table(state)[slot, DYING] += sign
@@ -148,7 +151,7 @@ def _count_death(state, value, slot, sign):
 
 @compiled(void, STATE, int64, int64, int64, int64, int64)
 def _change_start(state, value, slot, before, after, sign):
-    """A start between two events appears (sign 1) or goes (-1): it splits a copy, or is one of its own."""
+    """Adds a start between two events (sign 1) or removes it (sign -1). It splits a copy, or begins one of its own."""
     lives_on = _lives_on(state, value, after)
     if before >= 0 and lives_on:
         _change_range(state, value, (before >> 2) + 1, slot - 1, -sign)
@@ -205,7 +208,7 @@ def _remove_start(state, value, slot, kind):
 
 @compiled(int64, STATE, int64)
 def first_slot(state, node):
-    """Returns the slot in which the node is first computed, or -1 for node -1."""
+    """Returns the slot in which the node is first computed; -1 for node -1."""
     return -1 if node < 0 else event(state, link_list(state)[node_table(state)[node, OUTPUTS]], 0) >> 2
 
 
@@ -222,7 +225,7 @@ def _keeps_input_order(state, slot, node):
 
 @compiled(boolean, STATE, int64, int64)
 def can_add(state, slot, node):
-    """Whether the slot is free, every input is computed before it, and there is room for the events."""
+    """Returns whether the slot is free, every input is computed before it, and there is room for the events."""
     if slot_table(state)[slot, NODE] != NOP or totals(state)[JOURNAL_LENGTH] >= JOURNAL_ROOM - 8:
         return False
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, LINKS_END]):
@@ -236,7 +239,7 @@ def can_add(state, slot, node):
 
 @compiled(boolean, STATE, int64)
 def can_remove(state, slot):
-    """Whether the node is computed elsewhere too, and no value would be read or fetched before it is computed."""
+    """Returns whether the node is computed elsewhere, too, and each value would still be computed before its uses."""
     node = slot_table(state)[slot, NODE]
     if node_table(state)[node, COUNT] < 2:
         return False
@@ -249,7 +252,7 @@ def can_remove(state, slot):
 
 @compiled(void, STATE, int64, int64)
 def flip_fetch(state, slot, value):
-    """Fetches an input of the slot's node from host memory there, or no longer does (mutation 4 of B.3)."""
+    """Fetches an input of the slot's node from host memory there, or stops doing so (mutation 4 of B.3)."""
     if event(state, value, find(state, value, 4 * slot)) == 4 * slot:
         _remove_start(state, value, slot, FETCH)
         transfers(state)[value, FETCHES] -= 1
@@ -310,7 +313,7 @@ def remove_node(state, slot):
 
 @compiled(void, STATE)
 def undo(state):
-    """Takes back everything in the journal, last first."""
+    """Reverts every change in the journal, the last one first."""
     single = totals(state)[SINGLE]
     for index in range(totals(state)[JOURNAL_LENGTH] - 1, -1, -1):
         action, slot, subject = journal(state)[index, 0], journal(state)[index, 1], journal(state)[index, 2]

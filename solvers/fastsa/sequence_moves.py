@@ -1,9 +1,9 @@
 """Mutations of FastSA's sequence: the paper's four (sections 2.2, B.2, B.3), and compound ones.
 
-Each changes the state through sequence_events, so that `undo` takes it back, and tells whether it changed
-anything. The compound ones: a recompute chain that ends a copy's life over a gap (`add_chain`), removal of
-a recomputation with all that became useless (`prune`), a move within what a node's inputs and users allow
-(`shift`), and removal followed by chains at the peak (`exchange`).
+Each changes the state through sequence_events, so that `undo` can revert it, and returns whether it changed anything.
+There are four compound mutations. `add_chain` ends a copy's life over a gap by a recompute chain. `prune` removes a
+recomputation and everything that only it needed. `shift` moves a node as far as its inputs and users allow. `exchange`
+removes a recomputation and then adds chains at the peak.
 """
 
 from numba import boolean, int64, uint64, void
@@ -63,7 +63,7 @@ from checkmate_tf.solvers.fastsa.sequence_events import (
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.memory_tree import peak_slot
 
-# Numba takes numbers of the module for constants, but reads no fields of an object.
+# Numba treats numbers of a module as constants, but cannot read the fields of an object.
 _PRUNE_TRIES = SETTINGS.prune_tries
 _GAP_TRIES = SETTINGS.gap_tries
 _SHIFT_POSITIONS = SETTINGS.shift_positions
@@ -73,7 +73,7 @@ _EXCHANGE_CHAINS = SETTINGS.exchange_chains
 
 @compiled(int64, STATE, int64)
 def below(state, limit):
-    """Draws a random integer in 0..limit - 1 (xorshift64)."""
+    """Returns a random integer in 0..limit - 1 (xorshift64)."""
     bits = uint64(totals(state)[RANDOM])
     bits ^= bits << uint64(13)
     bits ^= bits >> uint64(7)
@@ -90,7 +90,7 @@ def random_position(state):
 
 @compiled(boolean, STATE)
 def add_random(state):
-    """Mutation 1 puts any node into any free slot."""
+    """Mutation 1: puts any node into any free slot."""
     node = below(state, totals(state)[NUM_NODES])
     if totals(state)[COST] + costs(state)[node] > totals(state)[MOST_COST]:
         return False
@@ -103,7 +103,7 @@ def add_random(state):
 
 @compiled(boolean, STATE)
 def remove_random(state):
-    """Mutation 2 empties the slot of any computation."""
+    """Mutation 2: empties the slot of any computation."""
     slot = random_position(state)
     if not can_remove(state, slot):
         return False
@@ -113,7 +113,7 @@ def remove_random(state):
 
 @compiled(boolean, STATE, int64, int64)
 def move(state, source, target):
-    """Takes the node of one slot to a free one, where every input is still computed before every use."""
+    """Moves the node of one slot to a free one in which every input is still computed before every use."""
     node = slot_table(state)[source, NODE]
     if not can_add(state, target, node):
         return False
@@ -137,13 +137,13 @@ def move(state, source, target):
 
 @compiled(boolean, STATE)
 def rotate_random(state):
-    """Mutation 3 moves any computation to any free slot."""
+    """Mutation 3: moves any computation to any free slot."""
     return move(state, random_position(state), 1 + below(state, totals(state)[NUM_SLOTS] - 2))
 
 
 @compiled(boolean, STATE)
 def flip_random(state):
-    """Mutation 4 fetches any input of any computation, or does so no longer."""
+    """Mutation 4: fetches any input of any computation, or stops doing so."""
     slot = random_position(state)
     node = slot_table(state)[slot, NODE]
     inputs = node_table(state)[node, OUTPUTS] - node_table(state)[node, INPUTS]
@@ -202,7 +202,7 @@ def _useless(state, slot):
 
 @compiled(boolean, STATE)
 def prune(state):
-    """Removes a recomputation, and then every computation whose copies nothing reads any more."""
+    """Removes a recomputation, and then every computation whose copies are unread."""
     slot = random_position(state)
     for _ in range(_PRUNE_TRIES):
         if node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
@@ -292,8 +292,8 @@ def _recompute(state, value, gap, use):
 def add_chain(state, likely, at_peak):
     """Ends a copy's life over a gap: fetches the value at its next use, or recomputes it just before.
 
-    The gap holds the peak, or ends at a random use. An input that would have to be retained over the gap
-    for that is recomputed in turn or not, by chance. `likely` lists values, large ones more often.
+    The gap contains the peak, or ends at a random use. If an input would have to be retained over the gap, chance
+    decides whether it is recomputed in turn. `likely` lists values, large ones more often.
     """
     if at_peak == 1:
         gap = peak_slot(deltas(state))
@@ -329,7 +329,7 @@ def add_chain(state, likely, at_peak):
 
 @compiled(boolean, STATE, LIST, int64)
 def exchange(state, likely, budget):
-    """Removes a recomputation, then adds chains at the peak while it is above the budget, a few at most."""
+    """Removes a recomputation, and then adds a few chains at the peak while it is above the budget."""
     if not prune(state):
         return False
     for _ in range(_EXCHANGE_CHAINS):

@@ -1,12 +1,12 @@
-"""FastSA's sequence state: slots that hold a node or nothing, and what each value's life follows from.
+"""FastSA's sequence state: slots that hold a node or nothing, and the life of each value that follows from them.
 
-Every value has a sorted list of events, `4 * slot + kind`: it is computed, used, or fetched from host
-memory (appendix B.3) in that slot. A copy lives from a start (computed or fetched) to its last use before
-the next start; adding or removing a node changes one interval a value (section 2.2.1, figure 5). The
-first event of a value is always that it is computed, which is all that validity asks for.
+Every value has a sorted list of events, `4 * slot + kind`: in that slot it is computed, used, or fetched from host
+memory (appendix B.3). A copy lives from a start (computed or fetched) to its last use before the next start. Adding or
+removing a node changes one interval of each value (section 2.2.1, figure 5). A sequence is valid if the first event of
+each value is its computation.
 
-The tree's memory is that of simulate(), in units, without resident bytes: workspace (B.1) counts in its
-own slot, and an in-place node saves its first output once where an equally large input dies.
+The tree's memory is that of simulate(), in units and without resident bytes. Workspace (B.1) counts in its own slot. An
+in-place node saves its first output once if an equally large input ends there.
 """
 
 from math import gcd
@@ -45,7 +45,10 @@ _INT32_MAX = 2**31 - 1
 
 
 def unit_bytes(graph: Graph) -> int:
-    """Bytes a unit of the tree: exact wherever the sum of all sizes over their common divisor fits in 32 bits."""
+    """Returns the bytes of a unit of the tree.
+
+    It is exact if the sum of all sizes over their common divisor fits in 32 bits.
+    """
     workspace, sizes = graph.arrays.workspace_bytes.tolist(), graph.sizes_bytes.tolist()
     most = sum(sizes) + max(workspace)
     return max(1, gcd(*sizes, *workspace), -(-most // (_INT32_MAX - len(sizes) - 1)))
@@ -60,9 +63,9 @@ def build(
     fixed_order: bool = False,
     soft_unit_bytes: float = 0.0,
 ) -> State:
-    """The state of a valid schedule, its positions spread evenly over the slots.
+    """Builds the state of a valid schedule, with its positions spread evenly over the slots.
 
-    `soft_unit_bytes` > 0 adds the LogAddExp tree, which doubles a weight with so many bytes.
+    `soft_unit_bytes` > 0 adds the LogAddExp tree, in which this many bytes double a weight.
     """
     unit = unit_bytes(graph)
     nodes, values, links = _graph_tables(graph, unit)
@@ -96,9 +99,9 @@ def build(
 
 
 def _graph_tables(graph: Graph, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tables of nodes and values, without room for events yet, and the links from a node to its values.
+    """Builds the tables of nodes and values, without room for events, and the links from each node to its values.
 
-    A node without outputs gets a value of no size.
+    A node without outputs gets a value of size 0.
     """
     arrays, sizes, num_values = graph.arrays, graph.sizes_bytes, len(graph.values)
     silent = [index for index, node in enumerate(graph.nodes) if not node.outputs]
@@ -126,7 +129,7 @@ def _graph_tables(graph: Graph, unit: int) -> tuple[np.ndarray, np.ndarray, np.n
 def _count_events(
     graph: Graph, schedule: Schedule, nodes: np.ndarray, links: np.ndarray, num_values: int
 ) -> np.ndarray:
-    """How many events each value has in a schedule, int64 [num_values]."""
+    """Counts the events of each value in a schedule, int64 [num_values]."""
     times = np.bincount(schedule.order, minlength=len(graph.nodes))
     touched = np.zeros(num_values, dtype=np.int64)
     for index in range(len(graph.nodes)):
@@ -136,7 +139,10 @@ def _count_events(
 
 
 def _transfer_costs(graph: Graph, num_values: int) -> np.ndarray:
-    """What fetching and offloading each value costs, -1 where it cannot be, and no fetches, int64 [num_values, 3]."""
+    """Returns the costs of fetching and offloading each value, int64 [num_values, 3].
+
+    A cost is -1 if the value cannot be offloaded. The third column counts fetches, and is 0.
+    """
     transfers = np.full((num_values, 3), -1, dtype=np.int64)
     transfers[:, FETCHES] = 0
     for index, value in enumerate(graph.values):
@@ -146,7 +152,7 @@ def _transfer_costs(graph: Graph, num_values: int) -> np.ndarray:
 
 
 def to_schedule(slot_nodes: np.ndarray, fetches: np.ndarray) -> Schedule:
-    """The schedule of nodes in slots, [num_slots], and of fetches (slot, value), [num_fetches, 2]."""
+    """Returns the schedule of the nodes in slots, [num_slots], and of the fetches (slot, value), [num_fetches, 2]."""
     positions = np.flatnonzero(slot_nodes != NOP)
     position_of_fetch = np.searchsorted(positions, fetches[:, 0])
     pairs = sorted(zip(position_of_fetch.tolist(), fetches[:, 1].tolist(), strict=True))
@@ -154,7 +160,7 @@ def to_schedule(slot_nodes: np.ndarray, fetches: np.ndarray) -> Schedule:
 
 
 def fetches_of(state: State) -> np.ndarray:
-    """The fetches of a state as pairs (slot, value), int32 [num_fetches, 2]."""
+    """Returns the fetches of a state as pairs (slot, value), int32 [num_fetches, 2]."""
     pairs = []
     for value in np.flatnonzero(state.transfers[:, FETCHES]):
         start, length = state.values[value, EVENTS], state.values[value, LENGTH]

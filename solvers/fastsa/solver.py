@@ -1,12 +1,15 @@
 """FastSA: simulated annealing over sequences of nodes (Imanishi et al., NeurIPS 2023).
 
-The paper's method: a sequence with empty slots, single nodes added, removed and rotated, the peak kept by
-a segment tree (sections 2.1, 2.2), annealed first over grouped, then over single nodes (2.2.2, appendix D.4).
-`Fastsa.paper()` is that. The default departs where it measured better (experiments/fastsa): it starts from
-the order of least peak (topological_order.py), mutates by whole recompute chains and prunings
-(sequence_moves.py), and minimizes cost plus a penalty on what exceeds the budget, raised until it fits.
-Where that meets no budget in a quarter of the time, it descends: a high penalty, hot, cooled slowly until it fits.
-Made for free order; in fixed order every sequence it visits keeps first computations in the input order.
+The paper's method anneals a sequence with empty slots. Its mutations add, remove and rotate single nodes, and a segment
+tree keeps the peak (sections 2.1, 2.2). It anneals grouped nodes first, and then single ones (2.2.2, appendix D.4).
+`Fastsa.paper()` is that method.
+
+The default departs from it where that measured better (experiments/fastsa). It starts from the order of least peak
+(topological_order.py), mutates by whole recompute chains and prunings (sequence_moves.py), and minimizes the cost plus
+a penalty on the excess over the budget, which rises until the schedule fits. If that does not meet the budget in a
+quarter of the time, a descent follows: it begins hot and with a high penalty, and cools slowly until the schedule fits.
+FastSA is made for free order. In fixed order, every sequence that it visits keeps first computations in the input
+order.
 """
 
 import math
@@ -32,15 +35,15 @@ from checkmate_tf.solvers.search import Search
 
 Objective = Literal["product", "elu", "penalty"]
 _OBJECTIVES = ("product", "elu", "penalty")
-_LEAST_BYTES = 1e-9  # that a value counts for when it is drawn by size, so that the sum is never 0
+_LEAST_BYTES = 1e-9  # least weight of a value that is drawn by size, so that the sum is never 0
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How often each mutation is drawn, relative to the others (sequence_moves.py; flips only with offloading).
+    """How often each mutation is drawn, relative to the others (sequence_moves.py). Flips need offloading.
 
-    The default is as good as compound mutations mostly in the same time, with twice as many tried (experiments/fastsa,
-    "moves"). Prunings by themselves make no difference there: every exchange begins with one.
+    The default is as good as mostly compound mutations in the same time, and tries twice as many (experiments/fastsa,
+    "moves"). Separate prunings make no difference there, because every exchange begins with one.
     """
 
     add: int = 8
@@ -53,30 +56,30 @@ class Moves:
     exchange: int = 6
 
 
-# Of a search for an order only: what adds or removes recomputations would be in vain.
+# For a search for an order only, in which no mutation adds or removes recomputations.
 _ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=3, exchange=0)
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """One annealing.
+    """Options of one annealing.
 
     Temperatures are relative to the cost of computing every node once and, with the paper's objectives, also to the
     objective of the sequence that the search begins with.
 
     Args:
-        iterations: mutations tried, at most.
-        iterations_per_node: for each node, at most, by which small graphs have long converged.
-        penalty: of the first round, per budget's worth of excess; times `growth` after each round that has not
-            met the budget. Only for the objective "penalty".
-        slowest_cooling: while the budget is not met, no round cools below this times its first temperature; otherwise
-            each cools by the same factor, such that the last ends at `last_temperature`.
-        rounds: the sequence is spread evenly over its slots again before each. With several, later ones have fewer
-            iterations where time asks for it, so that it still cools down.
-        slots_per_node: slots a position of the sequence, rounded up to a power of two in all, at most 2^20; above that
-            only as many as leave every other slot free.
-        logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
-            with the largest value as 10 doublings.
+        iterations: largest number of mutations tried.
+        iterations_per_node: largest number for each node. Small graphs have long converged by then.
+        penalty: penalty of the first round, per budget's worth of excess. After each round that has not met the budget,
+            it is multiplied by `growth`. Only for the objective "penalty".
+        slowest_cooling: while the budget is not met, no round cools below this times its first temperature. Otherwise
+            each round cools by the same factor, so that the last ends at `last_temperature`.
+        rounds: number of rounds. Before each, the sequence is spread evenly over its slots again. If time is short,
+            later rounds have fewer iterations, so that the annealing still cools down.
+        slots_per_node: slots for each position of the sequence, rounded up to a power of two in total, at most 2^20.
+            Longer sequences get only enough slots to leave every other one free.
+        logaddexp: the objective uses the LogAddExp of the memory of all slots instead of its maximum (C.2), with the
+            largest value as 10 doublings.
     """
 
     iterations: int = 8_000_000
@@ -95,9 +98,9 @@ class Annealing:
 
 @dataclass(frozen=True)
 class Annealed:
-    """The best schedule met, and counts of mutations; `anneal_s` is the compiled loop's thread time.
+    """The best schedule found, and counts of mutations. `anneal_s` is the thread time of the compiled loop.
 
-    `tried` counts draws, `singles` the nodes added or removed in them: a chain is one draw of several.
+    `tried` counts draws, and `singles` the nodes added or removed in them. A chain is one draw with several nodes.
     """
 
     schedule: Schedule
@@ -113,15 +116,15 @@ class Fastsa(Solver):
     """Anneals sequences of nodes, by FastSA.
 
     Args:
-        annealing: of single nodes; with `grouping`, of the decomposed groups.
-        grouping: anneals nodes grouped by Algorithm 1 first, until the budget is met; None leaves it out.
-            Only in free order.
-        reorder: starts from the order of least peak; only in free order.
-        first_order: starts from this order instead; only in free order.
-        recompute: False finds an order only (appendix B.2).
-        offload: may fetch values from host memory (appendix B.3), where they have transfer costs.
-        num_seeds: seed, seed + 1, ... run side by side in threads, the compiled loop without Python's lock;
-            the best is kept.
+        annealing: options of the annealing of single nodes; with `grouping`, of the ungrouped schedule.
+        grouping: options of a first annealing of nodes grouped by Algorithm 1, which ends when the budget is met. None
+            leaves it out. Only in free order.
+        reorder: whether to start from the order of least peak. Only in free order.
+        first_order: an order to start from instead. Only in free order.
+        recompute: False searches for an order only (appendix B.2).
+        offload: whether the search may fetch values from host memory (appendix B.3), if they have transfer costs.
+        num_seeds: seed, seed + 1, ... run side by side in threads, because the compiled loop releases Python's lock.
+            The best result is kept.
     """
 
     annealing: Annealing = Annealing()
@@ -135,11 +138,11 @@ class Fastsa(Solver):
 
     @staticmethod
     def paper(objective: Objective = "product") -> "Fastsa":
-        """The paper's settings (appendix D.4): from the input order on a sequence of 2^20 slots, 20 million mutations
-        of groups, until the budget is met, then 2 million of single nodes.
+        """Returns a solver with the paper's settings (appendix D.4).
 
-        Both are made in full where the time allows them, and get their shares of it where it does not. A sequence that
-        meets the budget is kept though the objective may leave it again.
+        From the input order, on a sequence of 2^20 slots, it tries 20 million mutations of groups, until the budget is
+        met, and then 2 million of single nodes. Both counts are reached if the time allows it; otherwise each part gets
+        its share of the time. A sequence that meets the budget is kept even though the objective may leave it again.
         """
         moves = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
         first = Annealing(
@@ -149,7 +152,7 @@ class Fastsa(Solver):
         return Fastsa(second, grouping=first, reorder=False)
 
     def search(self, search: Search) -> Result:
-        """A schedule within the budget, or none; never a bound above the baseline cost."""
+        """Returns a schedule within the budget, or none. Its bound is never above the baseline cost."""
         problem, seed, time_limit_s = search.problem, search.seed, search.time_limit_s
         if not MOVES.load(search, "fastsa"):
             return Result(None)
@@ -167,7 +170,7 @@ class Fastsa(Solver):
         inner = replace(problem, graph=reordered(graph, order))
         seeds = range(seed, seed + self.num_seeds)
         anneal = partial(self._anneal, inner, deadline_s=deadline_s)
-        # One seed needs no thread, of which a process may have no more.
+        # One seed needs no thread. A process may be unable to start one.
         with ThreadPoolExecutor(self.num_seeds) if self.num_seeds > 1 else nullcontext() as threads:
             tries = map(anneal, seeds) if threads is None else threads.map(anneal, seeds)
             runs = [run for of_seed in tries for run in of_seed]
@@ -219,7 +222,7 @@ class Fastsa(Solver):
 
 
 def compile_moves() -> None:
-    """Compiles the moves, which is done where they are imported, or loads them."""
+    """Compiles or loads the moves. Importing their module does that."""
     from checkmate_tf.solvers.fastsa import kernel, sequence_state  # noqa: F401
 
 
@@ -244,12 +247,12 @@ def anneal_sequences(
     give_up_s: float = float("inf"),
     stop_at_budget: bool = False,
 ) -> Annealed:
-    """Anneals from a valid schedule; the best met may still be above the budget.
+    """Anneals from a valid schedule. The best schedule found may still be above the budget.
 
-    It ends at `give_up_s` where it is, and at `deadline_s`, both of time.perf_counter: the one is looked at between
-    rounds, the other within them too. With `stop_at_budget` it ends as soon as a sequence keeps within the budget.
-    Where the iterations do not fit, later rounds have fewer. Long sequences have a short first round, to learn how many
-    fit.
+    Both limits are times of `time.perf_counter()`. At `deadline_s`, the annealing ends, even within a round. At
+    `give_up_s`, it ends after a round if the schedule is above the budget. With `stop_at_budget`, it ends as soon as a
+    sequence is within the budget. If the iterations do not fit into the time, later rounds have fewer. Long sequences
+    have a short first round, to estimate how many fit.
     """
     from checkmate_tf.solvers.fastsa import kernel
 
@@ -291,13 +294,13 @@ def anneal_sequences(
 
 @dataclass(frozen=True)
 class _Round:
-    """One round of an annealing.
+    """The result of one round of an annealing.
 
     Args:
-        improved: the best schedule met, where it is better than any before.
-        last: where the round ended.
-        anneal_s: of the compiled loop, in its thread.
-        began_s: by time.perf_counter.
+        improved: the best schedule found, if it is better than any before.
+        last: the sequence at the end of the round.
+        anneal_s: time in the compiled loop, of its thread.
+        began_s: start of the round, by `time.perf_counter()`.
     """
 
     improved: Schedule | None
@@ -311,12 +314,12 @@ class _SharedByRounds:
     """The arguments that all rounds of an annealing share.
 
     Args:
-        deadline_s: by time.perf_counter.
-        unit_bytes: memory is counted in these.
-        budget_units: what values may take.
-        soft_unit_bytes: that double a weight of LogAddExp; 0 without.
-        shares: of the moves, in the order of `kernel.MOVE_NAMES`.
-        likely: values that chains take theirs from.
+        deadline_s: a time of `time.perf_counter()`.
+        unit_bytes: the unit in which memory is counted.
+        budget_units: limit of the memory of values.
+        soft_unit_bytes: bytes that double a weight of LogAddExp; 0 without it.
+        shares: chances of the moves, in the order of `kernel.MOVE_NAMES`.
+        likely: values from which chains take theirs.
     """
 
     problem: Problem
@@ -364,7 +367,7 @@ class _SharedByRounds:
         iterations: int,
         figures: np.ndarray,
     ) -> _Round:
-        """Anneals one round from a schedule, and adds to the figures of all rounds."""
+        """Anneals one round from a schedule, and adds its counts to those of all rounds."""
         from checkmate_tf.solvers.fastsa import kernel
         from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule
 
@@ -406,8 +409,9 @@ class _SharedByRounds:
 
 
 def _first_objective(problem: Problem, options: Annealing) -> float:
-    """Computes the paper's objective of the order that the search begins with, relative to the budget and the cost of
-    computing every node once; 1 for the objective that is not the paper's.
+    """Returns the paper's objective of the order that the search begins with; 1 for the objective "penalty".
+
+    It is relative to the budget and the cost of computing every node once.
     """
     if options.objective == "penalty":
         return 1.0
@@ -424,7 +428,7 @@ def _heated(options: Annealing, heat: float) -> Annealing:
 
 
 def _descent(options: Annealing, num_nodes: int) -> Annealing:
-    """Makes an annealing begin so hot that a few values of the mean size more or less do not matter at first."""
+    """Returns an annealing that begins so hot that a few values of mean size more or less do not matter at first."""
     hot = SETTINGS.descent_values * SETTINGS.descent_penalty / num_nodes
     first = min(SETTINGS.max_descent_temperature, hot)
     return replace(
@@ -438,13 +442,13 @@ def _descent(options: Annealing, num_nodes: int) -> Annealing:
 
 
 def num_slots(options: Annealing, num_positions: int) -> int:
-    """Returns the number of slots of a sequence of so many positions."""
+    """Returns the number of slots of a sequence with so many positions."""
     wanted = max(min(options.slots_per_node * num_positions, SETTINGS.max_slots - 1), 2 * num_positions)
     return 1 << max(SETTINGS.least_slots_bits, wanted.bit_length())
 
 
 def _likely_values(graph: Graph, seed: int) -> np.ndarray:
-    """Draws values, large ones more often, that chains take theirs from, int32 [drawn_values]."""
+    """Draws the values from which chains take theirs, large ones more often, int32 [drawn_values]."""
     sizes = graph.sizes_bytes.astype(float) + _LEAST_BYTES
     by_size = SETTINGS.by_size_share
     chance = by_size * sizes / sizes.sum() + (1 - by_size) / len(sizes)

@@ -1,7 +1,7 @@
 """CP-SAT of OR-tools: programs in whole numbers, and the settings of every search with it.
 
-CP-SAT counts in integers, so its bounds are exact. Every option that this package sets of it is set here. With one
-worker and a limit of work, not of time, the seed decides what it finds.
+CP-SAT calculates in integers, so its bounds are exact. Every option of it that this package sets is set here. With one
+worker and a limit of work instead of time, the seed decides the result.
 """
 
 import math
@@ -22,14 +22,14 @@ _LEAST_TIME_S = 0.01
 
 @dataclass(frozen=True)
 class CpSatSettings:
-    """How CP-SAT searches.
+    """The settings of a search with CP-SAT.
 
     Args:
-        work_limit: its deterministic time, which is much like seconds but the same on every run.
+        work_limit: limit of its deterministic time, which is roughly in seconds but the same on every run.
         num_workers: with more than one, the result depends on chance.
-        linearizes_all: has linear relaxations of all constraints: higher bounds, for more work a node.
-        raises_bound: searches at the lower bound of the cost, so that it rises; finds points later.
-        absolute_gap: of the best point's cost and the bound, at which to stop.
+        linearizes_all: adds linear relaxations of all constraints, which raise bounds and take more work for each node.
+        raises_bound: searches at the lower bound of the cost, so that the bound rises. Points are found later.
+        absolute_gap: difference between the best point's cost and the bound at which the search stops.
     """
 
     time_limit_s: float
@@ -42,7 +42,7 @@ class CpSatSettings:
 
 
 def new_cpsat(settings: CpSatSettings) -> cp_model.CpSolver:
-    """CP-SAT with these settings."""
+    """Returns CP-SAT with these settings."""
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.max_time_in_seconds = max(settings.time_limit_s, _LEAST_TIME_S)
@@ -67,12 +67,12 @@ def solve_with_cpsat(
 ) -> MipResult:
     """Searches for the optimum of a program whose costs, columns and coefficients are all whole.
 
-    The time limit holds for building CP-SAT's model too.
+    The time limit covers building CP-SAT's model, too.
 
     Args:
-        start: a point to begin with, nan where it is left open.
-        at_least, at_most: only points that cost between these, both whole, are of interest.
-        on_bound: told of each lower bound as it is proved.
+        start: a point to begin with; nan leaves a column open.
+        at_least, at_most: the search is limited to points with a cost between these, both whole.
+        on_bound: called with each lower bound as it is proved.
     """
     deadline_s = time.perf_counter() + settings.time_limit_s
     model = cp_model.CpModel()
@@ -113,7 +113,7 @@ def _variable(model: cp_model.CpModel, lower: int, upper: int) -> cp_model.IntVa
 def _add_rows(
     model: cp_model.CpModel, program: MixedIntegerProgram, variables: list[cp_model.IntVar], deadline_s: float
 ) -> bool:
-    """Adds the rows of a program, and tells whether there was time for all of them."""
+    """Adds the rows of a program, and returns whether there was time for all of them."""
     rows = program.rows
     coefficients = np.rint(rows.data).astype(np.int64)
     largest = np.rint(np.maximum(np.maximum(np.abs(program.lower), np.abs(program.upper)), 1)).astype(np.int64)
@@ -121,7 +121,7 @@ def _add_rows(
         if time.perf_counter() > deadline_s:
             return False
         part = slice(rows.indptr[row], rows.indptr[row + 1])
-        reach = int(np.abs(coefficients[part]) @ largest[rows.indices[part]])  # what the row cannot exceed
+        reach = int(np.abs(coefficients[part]) @ largest[rows.indices[part]])  # an upper limit of the row
         lower, upper = program.row_lower[row], program.row_upper[row]
         least = math.ceil(lower - _WHOLE) if math.isfinite(lower) else -reach
         most = math.floor(upper + _WHOLE) if math.isfinite(upper) else reach

@@ -1,4 +1,4 @@
-"""CVXPY: mixed-integer and linear programs by any solver that it finds here and that can be told a time limit."""
+"""CVXPY: mixed-integer and linear programs, by any installed solver that takes a time limit."""
 
 import math
 import time
@@ -20,18 +20,20 @@ from checkmate_tf.solvers.mip.program import (
     no_point,
 )
 
-_INFEASIBLE = ("infeasible", "infeasible_or_unbounded")  # every column has a bound or a cost of at least 0
-_LEAST_TIME_S = 0.01  # some solvers take no limit of 0
-_FEW_LEFT = 0.1  # of the time: a solver that fails with more left was not stopped by its limit
-_TOLERANCE = 1e-5  # of rows, columns and whole numbers, as solvers keep to them
+# Every column has a bound or a cost of at least 0, so no program is unbounded.
+_INFEASIBLE = ("infeasible", "infeasible_or_unbounded")
+_LEAST_TIME_S = 0.01  # Some solvers refuse a limit of 0.
+_FEW_LEFT = 0.1  # share of the time: a solver that fails with more left was not stopped by its limit
+_TOLERANCE = 1e-5  # the solvers' tolerance for rows, columns and whole numbers
 
 
 @dataclass(frozen=True)
 class CvxpySettings:
-    """How CVXPY is asked.
+    """The settings of a search with CVXPY.
 
     Args:
-        absolute_gap: of the best point's cost and the bound, at which to stop, where the solver can be told.
+        absolute_gap: difference between the best point's cost and the bound at which the search stops, if the solver
+            has such an option.
     """
 
     time_limit_s: float
@@ -40,9 +42,9 @@ class CvxpySettings:
 
 
 def solve_with_cvxpy(program: MixedIntegerProgram, settings: CvxpySettings) -> MipResult:
-    """Searches for the optimum; CVXPY passes on no bound, so there is none unless the optimum is proved.
+    """Searches for the optimum. CVXPY passes on no bound, so there is a bound only if the optimum is proved.
 
-    Raises LibraryUnavailable where CVXPY does not find the solver, or that does not take the program.
+    Raises LibraryUnavailable if CVXPY does not find the solver, or if the solver does not take the program.
     """
     found = _solved(program, settings)
     if found.infeasible:
@@ -61,7 +63,7 @@ def relax_with_cvxpy(program: MixedIntegerProgram, settings: CvxpySettings) -> L
 
 
 def _options(settings: CvxpySettings, time_limit_s: float) -> dict[str, Any]:
-    """How the solver is told its limits: CVXPY has no names of its own for them."""
+    """Returns the solver's own options for its limits, because CVXPY has no common names for them."""
     gap = settings.absolute_gap
     match settings.solver:
         case "HIGHS":
@@ -99,7 +101,7 @@ def _solved(program: MixedIntegerProgram, settings: CvxpySettings) -> LinearDual
 
 
 class _Problem:
-    """A program for CVXPY, which keeps whole columns and others apart, and each kind of row."""
+    """A program in the form of CVXPY, which separates whole columns from others, and each kind of row."""
 
     def __init__(self, program: MixedIntegerProgram) -> None:
         self._program = program
@@ -115,7 +117,7 @@ class _Problem:
             cost += program.costs[columns] @ x
             activity += sparse.csr_matrix(program.rows[:, columns]) @ x
         below, above = np.flatnonzero(np.isfinite(program.row_upper)), np.flatnonzero(np.isfinite(program.row_lower))
-        # The rows of each limit, and the sign of their duals, which CVXPY gives as at least 0.
+        # The rows of each limit, and the sign of their duals, which are at least 0 in CVXPY.
         self._limits: list[tuple[cvxpy.Constraint, np.ndarray, int]] = []
         if len(below):
             self._limits.append((activity[below] <= program.row_upper[below], below, -1))
@@ -124,14 +126,14 @@ class _Problem:
         self._problem = cvxpy.Problem(cvxpy.Minimize(cost), [limit for limit, _, _ in self._limits])
 
     def solve(self, settings: CvxpySettings, deadline_s: float) -> LinearDuals:
-        """Solves it. Raises LibraryUnavailable where the solver fails before its time is up."""
+        """Solves the program. Raises LibraryUnavailable if the solver fails before its time is up."""
         solver = settings.solver
         try:
             data, chain, inverse = self._problem.get_problem_data(solver)
             options = _options(settings, max(deadline_s - time.perf_counter(), _LEAST_TIME_S))
             solution = chain.invert(chain.solve_via_data(self._problem, data, solver_opts=options), inverse)
-        except Exception as error:  # each solver raises what it likes where it lacks a licence
-            raise LibraryUnavailable(f"{solver} cannot run under CVXPY: {error}; see to its licence") from error
+        except Exception as error:  # Each solver raises an error of its own without a licence.
+            raise LibraryUnavailable(f"{solver} cannot run under CVXPY: {error}; check its licence") from error
         status = solution.status
         if status == cvxpy.SOLVER_ERROR and deadline_s - time.perf_counter() > _FEW_LEFT * settings.time_limit_s:
             raise LibraryUnavailable(
@@ -153,7 +155,7 @@ class _Problem:
 
 
 def _is_feasible(program: MixedIntegerProgram, point: np.ndarray) -> bool:
-    """Whether a point is one of the program: some solvers hand out one that they stopped at."""
+    """Returns whether a point satisfies the program, because some solvers return the point at which they stopped."""
     activity = program.rows @ point
     scale = _TOLERANCE * np.maximum(1.0, abs(program.rows) @ np.abs(point))
     whole = point[program.is_integer]

@@ -1,6 +1,6 @@
-"""Gurobi: mixed-integer and linear programs, where its licence allows their size.
+"""Gurobi: mixed-integer and linear programs, if its licence allows their size.
 
-gurobipy comes with a licence for programs of at most 2,000 columns and 2,000 rows.
+gurobipy includes a licence for programs of at most 2,000 columns and 2,000 rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ from checkmate_tf.solvers.mip.program import (
     no_point,
 )
 
-_LIMITED_SIZE = 2000  # columns, and rows, that the licence which gurobipy comes with allows
+_LIMITED_SIZE = 2000  # columns, and rows, that the licence included in gurobipy allows
 
 
 @dataclass(frozen=True)
 class GurobiSettings:
-    """How Gurobi searches, on one thread.
+    """The settings of a search with Gurobi, which runs on one thread.
 
     Args:
-        absolute_gap: of the best point's cost and the bound, at which to stop.
+        absolute_gap: difference between the best point's cost and the bound at which the search stops.
     """
 
     time_limit_s: float
@@ -45,9 +45,10 @@ def solve_with_gurobi(
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
 ) -> MipResult:
-    """Searches for the optimum; `start` is a point to begin with, nan where it is left open.
+    """Searches for the optimum. `start` is a point to begin with; nan leaves a column open.
 
-    Raises LibraryUnavailable without gurobipy or a licence, LicenceTooSmall where that is limited to smaller programs.
+    Raises LibraryUnavailable without gurobipy or a licence, and LicenceTooSmall if the licence is limited to smaller
+    programs.
     """
     with _model_of(program, settings) as built:
         gurobipy, model, x = built.gurobipy, built.model, built.x
@@ -78,12 +79,12 @@ def relax_with_gurobi(program: MixedIntegerProgram, settings: GurobiSettings) ->
 
 @dataclass(frozen=True)
 class _Built:
-    """A program that Gurobi has.
+    """A program built in Gurobi.
 
     Args:
         gurobipy: the package.
         x: the columns.
-        rows: those of one kind of limit, and the constraints that stand for them.
+        rows: the rows with each kind of limit, and the constraints that represent them.
     """
 
     gurobipy: Any
@@ -94,7 +95,7 @@ class _Built:
 
 @contextmanager
 def _model_of(program: MixedIntegerProgram, settings: GurobiSettings) -> Iterator[_Built]:
-    """The program for Gurobi; what it refuses while that is in use is raised as LibraryUnavailable."""
+    """Builds the program in Gurobi. Errors of Gurobi within the block are raised as LibraryUnavailable."""
     try:
         import gurobipy
     except ImportError as error:
@@ -122,11 +123,14 @@ def _model_of(program: MixedIntegerProgram, settings: GurobiSettings) -> Iterato
                 f"Gurobi's licence here allows {_LIMITED_SIZE} columns and {_LIMITED_SIZE} rows, fewer than the "
                 "program has; install a full licence, or ask for HiGHS"
             ) from error
-        raise LibraryUnavailable(f"Gurobi cannot run: {error}; see to its licence, or ask for HiGHS") from error
+        raise LibraryUnavailable(f"Gurobi cannot run: {error}; check its licence, or ask for HiGHS") from error
 
 
 def _try_size(gurobipy: Any, environment: Any) -> None:
-    """Solves an empty program above the limited licence's size, which that refuses before a large one is built."""
+    """Solves an empty program above the limited licence's size, which that licence refuses.
+
+    The refusal then comes before a large program is built.
+    """
     with gurobipy.Model(env=environment) as model:
         model.addMVar(_LIMITED_SIZE + 1)
         model.optimize()

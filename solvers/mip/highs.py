@@ -1,6 +1,6 @@
 """HiGHS: mixed-integer programs, and linear programs to which rows are added between solves.
 
-Every option of HiGHS that this package sets is set here. It runs on one thread, so that a seed decides what it finds.
+Every option of HiGHS that this package sets is set here. HiGHS runs on one thread, so the seed decides the result.
 """
 
 import math
@@ -23,13 +23,15 @@ LinearMethod = Literal["choose", "simplex", "ipm"]
 
 @dataclass(frozen=True)
 class HighsSettings:
-    """How HiGHS searches for the optimum of a mixed-integer program.
+    """The settings of a search with HiGHS for the optimum of a mixed-integer program.
 
     Args:
-        absolute_gap: of the best point's cost and the bound, at which to stop; too small a one costs time for nothing.
-        max_nodes: of the search tree.
-        heuristic_effort: the share of the time spent on finding points; none where good ones are known already.
-        restarts: begins again where many columns have been fixed, which pays where few points are of interest.
+        absolute_gap: difference between the best point's cost and the bound at which the search stops. If it is too
+            small, the search takes more time without a better result.
+        max_nodes: limit of the search tree.
+        heuristic_effort: the share of the time spent on finding points; 0 if good ones are known already.
+        restarts: whether the search restarts when many columns have been fixed. That pays if few points are of
+            interest.
     """
 
     time_limit_s: float = math.inf
@@ -52,11 +54,11 @@ def solve_with_highs(
     """Searches for the optimum of a mixed-integer program.
 
     Args:
-        start: a point to begin with, nan where it is left open.
-        at_most: only points that cost no more are of interest.
-        on_bound: told of the lower bound at most ten times a second.
+        start: a point to begin with; nan leaves a column open.
+        at_most: the search is limited to points that cost no more.
+        on_bound: called with the lower bound at most ten times a second.
 
-    Raises SolverError where HiGHS refuses the program.
+    Raises SolverError if HiGHS refuses the program.
     """
     highs = new_highs(
         time_limit=max(settings.time_limit_s, 0.0), random_seed=settings.seed, mip_rel_gap=0.0,
@@ -69,7 +71,7 @@ def solve_with_highs(
     if math.isfinite(at_most):
         priced = np.flatnonzero(program.costs).astype(np.int32)
         highs.addRow(-highspy.kHighsInf, at_most, len(priced), priced, program.costs[priced])
-        highs.setOptionValue("objective_bound", at_most)  # prunes the tree, but only the row makes it infeasible
+        highs.setOptionValue("objective_bound", at_most)  # prunes the tree; only the row makes the program infeasible
     if on_improved is not None:
         highs.cbMipImprovingSolution.subscribe(
             lambda event: on_improved(np.array(event.data_out.mip_solution), event.data_out.mip_dual_bound)
@@ -86,13 +88,13 @@ def solve_with_highs(
 
 @dataclass(frozen=True)
 class LinearResult:
-    """The end of a linear program's solution.
+    """The result of solving a linear program.
 
     Args:
-        objective: the cost of `point`, which is a lower bound where `optimal`.
-        point, reduced: of each column, its value and its reduced cost; no point where none was found.
+        objective: the cost of `point`, which is a lower bound if `optimal`.
+        point, reduced: the value and the reduced cost of each column; no point if none was found.
         slack: how much each row may still shrink.
-        duals: of each row; none where HiGHS ended without.
+        duals: of each row; none if HiGHS ended without.
     """
 
     objective: float
@@ -106,11 +108,11 @@ class LinearResult:
 
 
 class LinearProgram:
-    """A linear program to which rows can be added between solves, each of which goes on from the one before.
+    """A linear program to which rows can be added between solves. Each solve continues from the one before.
 
     Args:
         method: the interior point method is followed by crossover.
-        presolves: with very many rows that takes longer than solving.
+        presolves: whether to presolve. With very many rows, that takes longer than solving.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class LinearProgram:
         _pass_program(self._highs, program.relaxed())
 
     def add_rows(self, rows: sparse.csr_matrix, lower: np.ndarray) -> None:
-        """Adds rows that are at least `lower`."""
+        """Adds rows with the lower limits `lower`."""
         add_rows(self._highs, rows, lower, np.full(len(lower), math.inf))
 
     def solve(self, time_limit_s: float = math.inf) -> LinearResult:
@@ -140,7 +142,7 @@ class LinearProgram:
 
 
 def new_highs(**options: Any) -> highspy.Highs:
-    """HiGHS on one thread, without output, with these options of its own."""
+    """Returns HiGHS on one thread, without output, with these further options."""
     highs = highspy.Highs()
     for name, value in {"output_flag": False, "threads": 1, "parallel": "off", **options}.items():
         highs.setOptionValue(name, value)
@@ -148,7 +150,7 @@ def new_highs(**options: Any) -> highspy.Highs:
 
 
 def add_rows(highs: highspy.Highs, rows: sparse.csr_matrix, lower: np.ndarray, upper: np.ndarray) -> None:
-    """Adds rows to the program that HiGHS has."""
+    """Adds rows to the program in HiGHS."""
     starts, columns = rows.indptr[:-1].astype(np.int32), rows.indices.astype(np.int32)
     highs.addRows(len(lower), lower, upper, rows.nnz, starts, columns, rows.data)
 
@@ -180,7 +182,7 @@ def _set_start(highs: highspy.Highs, start: np.ndarray) -> None:
 
 
 def _tell_bounds(highs: highspy.Highs, goes_on: Bounded) -> None:
-    """Calls `goes_on` with the lower bound now and then; ends the search where it says so."""
+    """Calls `goes_on` with the lower bound from time to time, and ends the search when it returns False."""
     told_at = 0.0
 
     def tell(_kind: Any, _message: str, out: Any, back: Any, _data: Any) -> None:

@@ -1,4 +1,4 @@
-"""A linear program of which HiGHS is given only the rows that its solutions need."""
+"""Solves linear programs while HiGHS holds only the rows that their solutions need."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ _VIOLATED = 1e-6
 _MANY_ROUNDS = 50
 _FEW_ROUNDS = 4
 _LEAST_RISE = 1e-4
-_OLD = 60  # runs of HiGHS without use of a row
+_OLD = 60  # runs of HiGHS in which a row was not used
 _MANY_OLD = 0.3  # of the rows
-_SLACK = 1e-6  # more than what floating point may add to a bound
+_SLACK = 1e-6  # more than the rounding error of a bound
 
 
 @dataclass(frozen=True)
 class LazySolution:
-    """How far a lazy program was solved.
+    """The result of solving a lazy program.
 
     Args:
-        bound: a lower bound, from the dual values whatever they are; infinite where there is no point.
-        point, reduced: of each column, its value and its reduced cost; none where HiGHS found no optimum.
+        bound: a lower bound, which holds for any dual values; infinite if there is no point.
+        point, reduced: the value and the reduced cost of each column; none if HiGHS found no optimum.
         complete: the point violates no row.
     """
 
@@ -46,8 +46,8 @@ class LazyProgram:
         self._costs = program.costs
         self._rows, self._lower, self._upper = program.rows, program.row_lower, program.row_upper
         self._transposed = program.rows.T.tocsr()
-        self._inside = np.zeros(0, dtype=np.int64)  # the rows that HiGHS has, in its order
-        self._unused = np.zeros(0, dtype=np.int64)  # for how many runs
+        self._inside = np.zeros(0, dtype=np.int64)  # the rows in HiGHS, in its order
+        self._unused = np.zeros(0, dtype=np.int64)  # the number of runs since a row was last used
         self._highs = new_highs(presolve="off", simplex_strategy=1)
         lp = highspy.HighsLp()
         lp.num_col_, lp.col_cost_ = program.num_columns, program.costs
@@ -58,7 +58,7 @@ class LazyProgram:
         self._give(needed)
 
     def add_rows(self, rows: sparse.csr_matrix, lower: np.ndarray) -> None:
-        """Adds rows that are at least `lower`, all of which are needed now."""
+        """Adds rows with the lower limits `lower`, all of which are needed now."""
         first = len(self._lower)
         self._rows = sparse.vstack([self._rows, rows], format="csr")
         self._transposed = self._rows.T.tocsr()
@@ -67,7 +67,7 @@ class LazyProgram:
         self._give(np.arange(first, len(self._lower)))
 
     def solve(self, lower: np.ndarray, upper: np.ndarray, until_complete: bool = False) -> LazySolution:
-        """Solves it with rows added until none is violated or, unless `until_complete`, they hardly raise the bound."""
+        """Solves it, and adds rows until none is violated or, unless `until_complete`, they hardly raise the bound."""
         self._bound_columns(lower, upper)
         bound = -math.inf
         for number in range(_MANY_ROUNDS):
@@ -84,7 +84,7 @@ class LazyProgram:
         return replace(solution, complete=not len(violated))
 
     def bound_within(self, max_iterations: int, lower: np.ndarray, upper: np.ndarray) -> float:
-        """A lower bound from a few iterations."""
+        """Returns a lower bound from a few iterations."""
         self._bound_columns(lower, upper)
         return self._run(max_iterations).bound
 
@@ -103,7 +103,7 @@ class LazyProgram:
         return LazySolution(bound, np.array(found.col_value), reduced)
 
     def _bound(self, dual: np.ndarray) -> tuple[float, np.ndarray]:
-        """The Lagrangian bound of these dual values of HiGHS's rows, and the columns' reduced costs."""
+        """Returns the Lagrangian bound of these dual values of the rows in HiGHS, and the columns' reduced costs."""
         ends = np.where(dual > 0, self._lower[self._inside], self._upper[self._inside])
         dual = np.where(np.isfinite(ends), dual, 0.0)
         self._unused = np.where(np.abs(dual) > 1e-9, 0, self._unused + 1)

@@ -1,7 +1,8 @@
-"""OR-tools, imported so that it runs in one process with TensorFlow.
+"""Imports OR-tools so that it runs in one process with TensorFlow.
 
-Both carry abseil and protobuf. Where TensorFlow is loaded first, OR-tools 9.15 binds to TensorFlow 2.21's copies, and
-CP-SAT crashes as it starts; bound to its own (RTLD_DEEPBIND, where the system has it) it runs. So does OR-tools 9.12.
+Both contain abseil and protobuf. If TensorFlow is loaded first, OR-tools 9.15 binds to the copies in TensorFlow 2.21,
+and CP-SAT crashes at its start. It runs if it binds to its own copies (RTLD_DEEPBIND, if the system has it). OR-tools
+9.12 runs, too.
 """
 
 import os

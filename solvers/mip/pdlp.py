@@ -1,4 +1,4 @@
-"""PDLP of OR-tools: linear programs by a first-order method, for those too large for simplex."""
+"""PDLP of OR-tools: a first-order method for linear programs that are too large for the simplex method."""
 
 import numpy as np
 from scipy import sparse
@@ -8,9 +8,10 @@ from checkmate_tf.solvers.mip.program import LinearDuals, MixedIntegerProgram, S
 
 
 def solve_with_pdlp(program: MixedIntegerProgram, *, time_limit_s: float, tolerance: float = 1e-6) -> LinearDuals:
-    """Solves a program's linear relaxation; a `tolerance` ten times as small takes some ten times as long.
+    """Solves a program's linear relaxation. A tenth of the `tolerance` takes some ten times as long.
 
-    Point and duals are accurate to the tolerance only, and not even that where time was up, so none is `optimal`.
+    The point and the duals are accurate only to the tolerance, and less if time was up. Therefore, no result is
+    `optimal`.
     """
     linear = pdlp.QuadraticProgram()
     linear.resize_and_initialize(program.num_columns, program.num_rows)

@@ -1,4 +1,4 @@
-"""A mixed-integer program as arrays, and what every library's module answers."""
+"""A mixed-integer program as arrays, and the result that every library's module returns."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from checkmate_tf.errors import SolverError
 Stats = dict[str, float | int | str]
 
 CvxpySolver = Literal["HIGHS", "SCIP", "SCIPY", "CBC", "GLPK_MI", "CPLEX", "XPRESS", "MOSEK", "COPT", "CUOPT"]
-"""Solvers that CVXPY calls and that can be told a time limit; Gurobi has a back end of its own."""
+"""The solvers of CVXPY that take a time limit. Gurobi has a back end of its own."""
 
 
 class LibraryUnavailable(SolverError):
@@ -26,11 +26,11 @@ class LicenceTooSmall(LibraryUnavailable):
 
 @dataclass(frozen=True)
 class MixedIntegerProgram:
-    """Minimize `costs @ x` where `row_lower <= rows @ x <= row_upper`, `lower <= x <= upper`, and some of x are whole.
+    """A program: minimize `costs @ x`, where `row_lower <= rows @ x <= row_upper`, `lower <= x <= upper`, some x whole.
 
     Args:
         costs, lower, upper: of each column, float [num_columns]; the last two may be infinite.
-        is_integer: which columns have to be whole, bool [num_columns].
+        is_integer: whether a column has to be whole, bool [num_columns].
         rows: [num_rows, num_columns], with no column twice in a row.
         row_lower, row_upper: float [num_rows], may be infinite.
     """
@@ -52,20 +52,20 @@ class MixedIntegerProgram:
         return len(self.row_lower)
 
     def relaxed(self) -> "MixedIntegerProgram":
-        """The linear program that is left when no column has to be whole."""
+        """Returns the linear program without the condition that columns are whole."""
         return replace(self, is_integer=np.zeros_like(self.is_integer))
 
 
 @dataclass(frozen=True)
 class MipResult:
-    """What a library found.
+    """The result of a library.
 
     Args:
-        point: the best one found, float [num_columns].
-        bound: no point costs less; infinite where there is none, and -inf where nothing is proved.
-        infeasible: it is proved that there is no point.
+        point: the best point found, float [num_columns].
+        bound: lower bound on the cost of every point; infinite if there is none, and -inf without a proof.
+        infeasible: the library proved that there is no point.
         optimal: `point` is the best one, within the gap that was asked for.
-        stats: what the library says of its search.
+        stats: the library's figures about its search.
     """
 
     point: np.ndarray | None
@@ -77,14 +77,14 @@ class MipResult:
 
 @dataclass(frozen=True)
 class LinearDuals:
-    """What a library found of a linear program.
+    """The result of a library for a linear program.
 
     Args:
-        point: its best one, float [num_columns], or None.
-        duals: of each row, float [num_rows]: at least 0 where its lower limit binds, at most 0 where its upper does.
-        infeasible: it is proved that there is no point.
+        point: its best point, float [num_columns], or None.
+        duals: of each row, float [num_rows]: at least 0 if its lower limit binds, at most 0 if its upper limit does.
+        infeasible: the library proved that there is no point.
         optimal: `point` is the best one, within the library's tolerances.
-        stats: what the library says of its search.
+        stats: the library's figures about its search.
     """
 
     point: np.ndarray | None
@@ -95,12 +95,12 @@ class LinearDuals:
 
 
 def no_point(stats: Stats) -> MipResult:
-    """The result of a program that is proved to have no point."""
+    """Returns the result of a program that is proved to have no point."""
     return MipResult(None, math.inf, infeasible=True, stats=stats)
 
 
 Improved = Callable[[np.ndarray, float], None]
-"""Called with a better point and the lower bound at that time."""
+"""A callback for a better point and the lower bound at that time."""
 
 Bounded = Callable[[float], bool]
-"""Called with the lower bound; what it returns says whether to go on."""
+"""A callback for the lower bound, which returns whether to continue."""

@@ -1,4 +1,4 @@
-"""Builds MOCCASIN's model: the variables and constraints (1)-(8) of what `Candidates` allows."""
+"""Builds MOCCASIN's model: variables and constraints (1)-(8), for the computations that `Candidates` allows."""
 
 import math
 import time
@@ -27,9 +27,10 @@ def build(
     max_rows: int = 0,
     deadline_s: float = math.inf,
 ) -> IntervalModel:
-    """The model: least cost within the budget, or, with `least_peak`, phase 1: least max(M_var, M), equation (12).
+    """Builds the model that minimizes the cost within the budget.
 
-    Raises TimeoutError where it takes longer than to `deadline_s`, a time of `time.perf_counter()`.
+    With `least_peak`, it is phase 1: it minimizes max(M_var, M), equation (12). Raises TimeoutError if that takes until
+    after `deadline_s`, a time of `time.perf_counter()`.
     """
     return _Builder(graph, scaled, candidates, precedence, max_rows, deadline_s).build(least_peak)
 
@@ -55,14 +56,14 @@ class _Builder:
         self.horizon = len(self.events)
         self.intervals: list[cp_model.IntervalVar] = []
         self.demands: list[int] = []
-        self.profile = np.zeros(self.horizon + 2, dtype=np.int64)  # differences of what is certainly in use
+        self.profile = np.zeros(self.horizon + 2, dtype=np.int64)  # changes of the memory that is certainly in use
         self.uses: dict[tuple[int, int], Use] = {}  # by value and id of the reader
 
     def build(self, least_peak: bool) -> IntervalModel:
         rank = {time: index for index, time in enumerate(self.events)}
         self.computations = tuple(self._computations(node, rank) for node in range(len(self.graph.nodes)))
         self.end = Computation(OUTPUT_NODE, self.horizon, self.horizon, self.horizon, None)
-        for node in self.graph.nodes:  # inputs before the outputs that may take over their storage
+        for node in self.graph.nodes:  # Inputs come before the outputs that may take over their storage.
             self._look_at_clock()
             for value in node.outputs:
                 self._value(value)
@@ -109,7 +110,7 @@ class _Builder:
             unlimited = node in self.candidates.unlimited and index == len(every) - 1
             delayed = self.candidates.stages_only and index > 0
             computation = Computation(node, ranks[0], ranks[-1], start, present, delayed, unlimited)
-            if present is not None and len(ranks) > 1:  # one value of the start where it does not happen
+            if present is not None and len(ranks) > 1:  # one value of the start if it does not happen
                 self.model.add(start == ranks[0]).only_enforce_if(~present)
             if made:
                 self._follows(made[-1], computation)
@@ -123,7 +124,7 @@ class _Builder:
             enforce(self.model.add(before.start + 1 <= after.start), after.present)
 
     def _sequence(self) -> None:
-        """Starts all different, (6), and `packed`."""
+        """Makes all starts different, (6), and `packed`."""
         every = self._all()
         ones = [self.model.new_optional_fixed_size_interval_var(c.start, 1, activity(self.model, c), "") for c in every]
         self.model.add_no_overlap(ones)
@@ -164,7 +165,10 @@ class _Builder:
         return copy.low > time or (copy.low == time and not self._shared(copy))
 
     def _shared(self, copy: Computation) -> bool:
-        """Whether a reader may share the copy's event: recomputations of one stage, which are in the input order."""
+        """Returns whether a reader may share the copy's event.
+
+        Recomputations of one stage share an event, and are in the input order.
+        """
         return copy.delayed
 
     def _ends(self, value: int, copies: Sequence[Computation], uses: list[tuple[Computation, list[int]]]) -> None:
@@ -227,8 +231,11 @@ class _Builder:
         enforce(self.model.add(copy.start + (0 if shared else 1) <= reader.start), literal)
 
     def _reservoir(self, value: int, copies: Sequence[Computation], reader: Computation) -> None:
-        """(10), with the reader's demand given back one event after its start: as printed, an input would have to
-        outlast all of the reader's retention, and could not be freed at the event that reads it last."""
+        """Adds (10), but gives the reader's demand back one event after its start.
+
+        As printed, an input would have to outlast the whole retention of the reader, and could not be freed at the
+        event that reads it last.
+        """
         times: list[Term | cp_model.LinearExpr] = [reader.start, reader.start + 1]
         changes = [-1, 1]
         actives = [activity(self.model, reader)] * 2
@@ -240,7 +247,7 @@ class _Builder:
         self.model.add_reservoir_constraint_with_active(times, changes, actives, 0, len(copies) + 1)
 
     def _needed_recomputations(self) -> None:
-        """A recomputation that nothing reads can be left out: safe."""
+        """Forbids recomputations that nothing reads. No better schedule is lost."""
         read: dict[int, list[cp_model.IntVar]] = {}
         certain: set[int] = set()
         for use in self.uses.values():
@@ -291,7 +298,7 @@ class _Builder:
         return self.graph.values[a].size_bytes == self.graph.values[b].size_bytes
 
     def _takeover(self, reader: Computation, output: int) -> cp_model.IntVar | None:
-        """True only where an input of the same size ends at this computation: its storage is taken over."""
+        """Returns a literal that is true only if an input of the same size, whose storage is taken over, ends here."""
         if not self.graph.nodes[reader.node].inplace:
             return None
         ways: list[cp_model.IntVar] = []
@@ -338,7 +345,7 @@ class _Builder:
         self.demands.append(int(demand))
 
     def _memory(self, least_peak: bool) -> Term:
-        """The cumulative constraint; what is certain is one interval for each run of equal use."""
+        """Adds the cumulative constraint. Memory that is certainly in use is one interval for each run of equal use."""
         certain = np.cumsum(self.profile[: self.horizon + 1])
         capacity: Term = self.scaled.budget
         if least_peak:

@@ -1,7 +1,7 @@
-"""Where MOCCASIN's model may place computations: domains, limits C_v and the reductions that are proved safe.
+"""Chooses where MOCCASIN's model may place computations: domains, limits C_v, and reductions that are proved safe.
 
-Stages are Checkmate's, as in MOCCASIN's section 2.3: stage t ends with the first computation of node t, and node j can
-be computed again only in its own event of a stage. Each reduction says why no better schedule is lost.
+Stages are Checkmate's, as in MOCCASIN's section 2.3. Stage t ends with the first computation of node t, and node j can
+be computed again only in its own event of a stage. The docstring of each reduction says why no better schedule is lost.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from checkmate_tf.solvers.moccasin.model import Candidates
 
 @dataclass(frozen=True)
 class Limits:
-    """How often each node may be computed, int [num_nodes]: C_v, first computation included.
+    """How often each node may be computed, int [num_nodes]: C_v, including the first computation.
 
-    `enough[v]`: no schedule that costs less than the incumbent computes v more often than that.
+    `enough[v]` means that no schedule that costs less than the incumbent computes v more often than that.
     """
 
     computations: tuple[int, ...]
@@ -26,7 +26,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Window:
-    """The stages `first` to `last` (inclusive) in which a node may be computed again; empty where first > last."""
+    """The stages from `first` to `last` (inclusive) in which a node may be computed again; empty if first > last."""
 
     first: int
     last: int
@@ -37,7 +37,7 @@ class Window:
 
 
 def event_time(stage: int, node: int) -> int:
-    """The event of a node in a stage (section 2.3, (11), counted from 0)."""
+    """Returns the event of a node in a stage (section 2.3, (11), counted from 0)."""
     return stage * (stage + 1) // 2 + node
 
 
@@ -50,11 +50,10 @@ def repeat_limits(
     costs: Sequence[int] = (),
     windows: Sequence[Window] | None = None,
 ) -> Limits:
-    """C_v of each node: `max_computations` unless `per_node` (node, C_v) says otherwise, and never more than can help.
+    """Returns C_v of each node: `max_computations` unless `per_node` (node, C_v) differs, reduced to the useful number.
 
-    A schedule that costs less than baseline + `extra_units` recomputes a node of cost w at most
-    (extra_units - 1) / w times, in a stage space at most once in each stage of its window, and anywhere no more often
-    than it is read.
+    A schedule that costs less than baseline + `extra_units` recomputes a node of cost w at most (extra_units - 1) / w
+    times, at most once in each stage of its window if it is in stages, and never more often than the node is read.
     """
     wanted = dict(per_node)
     outputs = set(graph.outputs)
@@ -65,7 +64,7 @@ def repeat_limits(
         if not node.recomputable:
             continue
         reads = sum(useful[user] for user in graph.successors[index]) + any(value in outputs for value in node.outputs)
-        useful[index] = 1 + reads  # nothing may read the first computation, which must happen
+        useful[index] = 1 + reads  # The first computation must happen, even if nothing reads it.
         if windows is not None:
             useful[index] = min(useful[index], 1 + len(windows[index].stages))
         if extra_units is not None and costs[index] > 0:
@@ -77,15 +76,16 @@ def repeat_limits(
 def repeat_windows(
     graph: Graph, budget_bytes: int, repeatable: Sequence[bool], *, tail: bool = False
 ) -> tuple[Window, ...]:
-    """The stages in which computing a node again can help.
+    """Returns the stages in which computing a node again can help.
 
-    - Up to the last stage in which a user can run: later nothing reads it.
-    - After the first stage in which everything that may still be needed exceeds the budget: before it, whatever a
-      schedule recomputes it may as well have retained.
-    - Not at all where no such stage lies between the first computation and the last use.
+    - They end with the last stage in which a user can run, because nothing reads the node later.
+    - They begin after the first stage in which all values that may still be needed exceed the budget. Up to it, a
+      schedule can retain whatever it would recompute.
+    - There are none if no such stage lies between the first computation and the last use.
 
-    A node without stages never runs again, which shortens the last uses of its inputs: repeated until nothing changes.
-    With `tail` there is one more stage, after the last first computation, in which graph outputs may be recomputed.
+    A node without stages never runs again, which shortens the last uses of its inputs. The reduction is therefore
+    repeated until nothing changes. With `tail`, there is one more stage after the last first computation, in which
+    graph outputs may be recomputed.
     """
     may_repeat = list(repeatable)
     while True:
@@ -104,13 +104,13 @@ def repeat_windows(
 
 
 def all_windows(repeatable: Sequence[bool]) -> tuple[Window, ...]:
-    """Every stage after a node's own, as section 2.3 has it."""
+    """Returns every stage after a node's own, as in section 2.3."""
     last = len(repeatable) - 1
     return tuple(Window(node + 1, last if may_repeat else -1) for node, may_repeat in enumerate(repeatable))
 
 
 def _last_stages(graph: Graph, may_repeat: Sequence[bool], tail: bool) -> list[int]:
-    """The last stage in which anything can read a value of each node, [num_nodes]; its own stage where nothing does."""
+    """Returns the last stage in which anything can read a value of each node, [num_nodes]; its own if nothing does."""
     last = list(range(len(graph.nodes)))
     for node in range(len(graph.nodes) - 1, -1, -1):
         for user in graph.successors[node]:
@@ -121,7 +121,7 @@ def _last_stages(graph: Graph, may_repeat: Sequence[bool], tail: bool) -> list[i
 
 
 def _hot_stages(graph: Graph, budget_bytes: int, may_repeat: Sequence[bool], last: Sequence[int]) -> np.ndarray:
-    """Whether a stage could exceed the budget if everything that may still be needed were held, bool [num_nodes]."""
+    """Returns whether all values that may still be needed in a stage exceed the budget together, bool [num_nodes]."""
     num_nodes = len(graph.nodes)
     held = np.zeros(num_nodes + 2, dtype=np.int64)
     own = np.zeros(num_nodes, dtype=np.int64)
@@ -136,7 +136,7 @@ def _hot_stages(graph: Graph, budget_bytes: int, may_repeat: Sequence[bool], las
 
 
 def stage_candidates(graph: Graph, limits: Limits, windows: Sequence[Window], *, relax: bool = False) -> Candidates:
-    """Section 2.3: first computations fixed, others in the node's own event of each stage of its window."""
+    """Section 2.3: fixes first computations, and allows others in the node's own event of each stage of its window."""
     times, unlimited = [], set()
     for node, window in enumerate(windows):
         again = tuple(event_time(stage, node) for stage in window.stages)
@@ -149,11 +149,11 @@ def stage_candidates(graph: Graph, limits: Limits, windows: Sequence[Window], *,
 
 
 def bound_candidates(graph: Graph, limits: Limits, windows: Sequence[Window]) -> Candidates:
-    """A relaxation of every schedule in fixed order, whatever it does within a stage and however often it recomputes.
+    """Relaxes every schedule in fixed order, with any order within a stage and any number of recomputations.
 
-    Memory counts at first computations only; a node whose limit is not enough has a last computation that stands for
-    all further ones. Any schedule in fixed order maps to a solution of at most its cost: recomputations of a node in
-    one stage to one there, all beyond the limit to the unlimited one.
+    Memory counts at first computations only. A node whose limit is not enough has a last computation that stands for
+    all further ones. Every schedule in fixed order maps to a solution of at most its cost: recomputations of a node in
+    one stage map to one there, and all beyond the limit map to the unlimited one.
     """
     times, unlimited = [], set()
     for node, window in enumerate(windows):
@@ -169,8 +169,8 @@ def bound_candidates(graph: Graph, limits: Limits, windows: Sequence[Window]) ->
 def sequence_candidates(graph: Graph, limits: Limits, *, presolve: bool = True) -> Candidates:
     """Section 2.1: domain (9), the positions of a sequence of sum C_v computations.
 
-    With `presolve`, a node follows its ancestors and, the first time, precedes its descendants, and no position before
-    a taken one is left free.
+    With `presolve`, a node follows its ancestors, its first computation precedes its descendants, and no position
+    before a taken one is free.
     """
     num_nodes = len(graph.nodes)
     length = sum(limits.computations)
@@ -201,13 +201,13 @@ def neighbourhood_candidates(
     limits: Limits,
     windows: Sequence[Window],
 ) -> Candidates:
-    """A neighbourhood of a schedule in stages: freed nodes may be recomputed elsewhere, all others where they are.
+    """Makes a neighbourhood of a schedule in stages: freed nodes may move, all others are recomputed where they are.
 
-    Freed nodes may be recomputed where they are now and in the stages in which a user runs or may run. This can lose
-    schedules (a value recomputed stages ahead of its use), as a neighbourhood may.
+    Freed nodes may be recomputed where they are now and in the stages in which a user runs or may run. A neighbourhood
+    may lose schedules, such as those that recompute a value stages ahead of its use.
 
     Args:
-        repeats: the stages in which each node is recomputed now, ascending, [num_nodes].
+        repeats: the stages in which each node is recomputed now, in ascending order, [num_nodes].
     """
     free = set(freed)
     stages: dict[int, list[int]] = {}

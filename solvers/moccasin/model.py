@@ -1,11 +1,11 @@
 """MOCCASIN's retention-interval formulation (section 2, equations (1)-(8)) as a CP-SAT model.
 
-One model serves the paper's formulation in either order mode, its neighbourhoods and the relaxation that proves bounds:
-`Candidates` says at which events each computation of each node may happen, and everything else follows.
+One model serves the paper's formulation in either order, its neighbourhoods, and the relaxation that proves bounds.
+`Candidates` lists the events at which each computation of each node may happen, and the rest follows from them.
 
-A computation of a node is one start s; each of the node's values is retained from it to an end of its own, so
-intervals are per value, activity is per computation. A graph output is read once more after the last event. Only the
-order of events matters, so the model's time is the rank of an event among those that can happen.
+A computation of a node has one start s, and each of the node's values is retained from it to an end of its own.
+Intervals therefore belong to values, and activity to computations. A graph output is read once more after the last
+event. Only the order of events matters, so the model's time is the rank of an event among those that can happen.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 
 Term = cp_model.IntVar | int
-OUTPUT_NODE = -1  # stands for the end of the training step, which reads the graph's outputs
+OUTPUT_NODE = -1  # represents the end of the training step, which reads the graph's outputs
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a model may decide.
+    """The choices of a model.
 
     Args:
-        times: [num_nodes][computations], the ascending events at which each computation of a node may happen.
+        times: [num_nodes][computations], the events at which each computation of a node may happen, in ascending order.
         required: [num_nodes], how many of them, from the first, must happen.
-        unlimited: nodes whose last computation stands for any number of them: it is charged once and takes memory
-            only where a first computation reads its values. That relaxes the limit C_v away.
-        stages_only: recomputations of a stage share one event (2 t, followed by 2 t + 1 for node t) and memory counts
-            at first computations only. That relaxes the order within a stage away.
+        unlimited: nodes whose last computation stands for any number of them. It is charged once, and takes memory only
+            where a first computation reads its values. That relaxes the limit C_v.
+        stages_only: recomputations of a stage share one event (2 t, followed by 2 t + 1 for node t), and memory counts
+            at first computations only. That relaxes the order within a stage.
         distinct: starts are variable and all different, equation (6); events are the positions of a sequence.
         packed: of these, the first ones are taken, so that a sequence is one solution.
     """
@@ -49,8 +49,8 @@ class Computation:
     low: int
     high: int
     start: Term
-    present: cp_model.IntVar | None  # None: it must happen
-    delayed: bool = False  # memory counts from the next event on
+    present: cp_model.IntVar | None  # None if it must happen
+    delayed: bool = False  # whether memory counts only from the next event on
     unlimited: bool = False
     ends: dict[int, Term] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Cover:
-    """A copy that a use may read: `literal` is true where computation `copy` is the one that it reads."""
+    """A copy that a use may read. `literal` is true if it reads computation `copy`."""
 
     copy: int
     literal: cp_model.IntVar
@@ -69,7 +69,7 @@ class Cover:
 
 @dataclass(frozen=True)
 class Use:
-    """A computation that reads a value, and the copies that it may read (a single certain one has no literal)."""
+    """A computation that reads a value, and the copies that it may read. A single certain copy has no literal."""
 
     value: int
     reader: Computation
@@ -79,7 +79,7 @@ class Use:
 
 @dataclass(frozen=True)
 class IntervalModel:
-    """A built model and what is needed to read a solution and to give a hint."""
+    """A built model, with the variables needed to read a solution and to give a hint."""
 
     graph: Graph
     model: cp_model.CpModel
@@ -90,7 +90,7 @@ class IntervalModel:
     capacity: Term
 
     def order(self, value_of: Callable[[cp_model.IntVar], int]) -> list[int]:
-        """The nodes in the order of their events; `value_of` gives a variable's value."""
+        """Returns the nodes in the order of their events. `value_of` returns a variable's value."""
         computed = []
         for computations in self.computations:
             for computation in computations:
@@ -99,12 +99,12 @@ class IntervalModel:
         return [node for _, node in sorted(computed)]
 
     def extra(self) -> cp_model.LinearExprT:
-        """The cost of what need not be computed, in units of the scaled cost."""
+        """Returns the cost of the optional computations, in units of the scaled cost."""
         every = (c for computations in self.computations for c in computations)
         return cp_model.LinearExpr.sum([self.costs[c.node] * c.present for c in every if c.present is not None])
 
     def size(self) -> dict[str, int]:
-        """Counts Boolean variables, integer ones and constraints, as Table 1 of the paper does."""
+        """Counts Boolean variables, integer variables and constraints, as Table 1 of the paper does."""
         proto = self.model.proto
         domains = [list(variable.domain) for variable in proto.variables]
         booleans = sum(domain == [0, 1] for domain in domains)
@@ -112,7 +112,7 @@ class IntervalModel:
         return {"booleans": booleans, "integers": integers, "constraints": len(proto.constraints)}
 
     def hint(self, times: Sequence[Sequence[int]]) -> None:
-        """Hints the schedule that computes each node at the given events, ascending, [num_nodes]."""
+        """Hints at the schedule that computes each node at the given events, in ascending order, [num_nodes]."""
         starts = self._hint_starts(times)
         ends: dict[tuple[int, int], int] = {}
         for use in self.uses:
@@ -148,7 +148,7 @@ class IntervalModel:
 
 
 def _latest(copies: Sequence[Computation], starts: dict[int, int], reader: int) -> int:
-    """The copy that a reader at that event reads: the last one started before it; -1 where there is none."""
+    """Returns the copy that a reader at that event reads: the last one started before it; -1 without one."""
     latest = -1
     for index, copy in enumerate(copies):
         start = starts.get(id(copy))

@@ -1,4 +1,4 @@
-"""Implied rows of MOCCASIN's model in stages, which give its bound most of its strength."""
+"""Implied rows of MOCCASIN's model in stages. Most of the strength of its bound comes from them."""
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
@@ -11,9 +11,12 @@ Computations = tuple[tuple[Computation, ...], ...]
 def add_eviction_rows(
     model: cp_model.CpModel, graph: Graph, scaled: Scaled, computations: Computations, max_rows: int
 ) -> None:
-    """Of the values that first computations after node t read, those that are not in memory at its first computation
-    are computed again after it, so enough of them must be for the rest to fit: one row for each of the `max_rows`
-    nodes t with the most to evict (the "weaker cousin" of a memory row, by the stage of the recomputation).
+    """Adds rows for the values that do not fit in memory at a node and therefore have to be computed again later.
+
+    They are about the values that first computations after node t read. A value that is not in memory at t's first
+    computation is computed again after it, and enough of them have to be for the rest to fit. There is a row for each
+    of the `max_rows` nodes t with the most to evict (the "weaker cousin" of a memory row, by the stage of the
+    recomputation).
     """
     needs = []
     for node, (first, *_) in enumerate(computations):
@@ -33,18 +36,18 @@ def add_eviction_rows(
 
 
 def enforce(constraint: cp_model.Constraint, literal: cp_model.IntVar | None) -> None:
-    """Makes a constraint hold only where the literal does; None is true."""
+    """Makes a constraint hold only if the literal is true; None is true."""
     if literal is not None:
         constraint.only_enforce_if(literal)
 
 
 def activity(model: cp_model.CpModel, computation: Computation) -> cp_model.IntVar:
-    """The literal of a computation, a constant where it must happen."""
+    """Returns the literal of a computation, a constant if it must happen."""
     return model.new_constant(1) if computation.present is None else computation.present
 
 
 def _again_after(model: cp_model.CpModel, computations: tuple[Computation, ...], time: int) -> cp_model.IntVar | int:
-    """A literal that is true only if the node is computed again after `time`."""
+    """Returns a literal that is true only if the node is computed again after `time`."""
     later = []
     for copy in computations[1:]:
         if copy.low > time or copy.unlimited:
@@ -63,7 +66,7 @@ def _again_after(model: cp_model.CpModel, computations: tuple[Computation, ...],
 
 
 def _read_across(graph: Graph, scaled: Scaled, node: int) -> list[int]:
-    """Values that exist before node t and that later first computations read, but not t itself."""
+    """Returns values that exist before node t and that later first computations read, but t itself does not."""
     reads = set(graph.nodes[node].inputs)
     outputs = set(graph.outputs)
     across = []
@@ -75,7 +78,7 @@ def _read_across(graph: Graph, scaled: Scaled, node: int) -> list[int]:
 
 
 def _least_at(graph: Graph, scaled: Scaled, node: int) -> int:
-    """What a node needs while it runs, an input taken over if that may be."""
+    """Returns the least memory of a node while it runs, with an input taken over if that is possible."""
     entry = graph.nodes[node]
     held = sum(scaled.sizes[value] for value in (*entry.inputs, *entry.outputs))
     sizes = graph.sizes_bytes

@@ -1,4 +1,4 @@
-"""Costs and sizes of a problem as CP-SAT takes them: small integers, without a rounding that could lose anything."""
+"""Scales costs and sizes of a problem to the small integers that CP-SAT needs, without rounding if possible."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -13,9 +13,9 @@ MAX_BUDGET = 2**40
 class Scaled:
     """Sizes in units of `size_unit_bytes`, rounded up; the budget, without resident bytes, rounded down.
 
-    `lossless`: nothing was rounded, so a proof about the scaled problem is one about the problem. Otherwise rounding
-    can only exclude schedules: none above the budget is ever admitted. Costs are in units of `cost_unit`, their
-    greatest common divisor.
+    `lossless` means that nothing was rounded, so a proof about the scaled problem holds for the problem. Otherwise,
+    rounding can only exclude schedules, and no schedule above the budget is ever admitted. Costs are in units of
+    `cost_unit`, their greatest common divisor.
     """
 
     sizes: tuple[int, ...]
@@ -28,7 +28,7 @@ class Scaled:
 
 
 def scaled(problem: Problem, *, max_budget: int = MAX_BUDGET) -> Scaled:
-    """Divides sizes by their greatest common divisor, and by more only where the budget would exceed `max_budget`."""
+    """Divides sizes by their greatest common divisor, and by more only if the budget would exceed `max_budget`."""
     graph = problem.graph
     sizes = [value.size_bytes for value in graph.values]
     workspaces = [node.workspace_bytes for node in graph.nodes]

@@ -1,4 +1,4 @@
-"""Running MOCCASIN's models: CP-SAT calls, the incumbent, and the large-neighbourhood loop around the peak."""
+"""Runs MOCCASIN's models: calls of CP-SAT, the incumbent, and the large-neighbourhood search around the peak."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from checkmate_tf.solvers.moccasin.scaling import Scaled
 from checkmate_tf.solvers.moccasin.settings import SETTINGS
 from checkmate_tf.solvers.pruning import prune
 
-_ROUNDING = 1e-6  # what floating point may have added to a bound, in proportion
-_LEAST_COST = 1e-9  # that a recomputation counts for when it is drawn by cost, so that the sum is never 0
+_ROUNDING = 1e-6  # relative rounding error of a bound
+_LEAST_COST = 1e-9  # least weight of a recomputation that is drawn by cost, so that the sum is never 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What CP-SAT proved: `closed` when it ended by itself, optimal or infeasible; a bound on its objective."""
+    """The result of CP-SAT: a bound on its objective, and `closed` if it proved the optimum or infeasibility."""
 
     closed: bool
     infeasible: bool
@@ -41,9 +41,9 @@ def run_cpsat(
     on_bound: Callable[[int], None] | None = None,
     stop_above: int | None = None,
 ) -> Outcome:
-    """Solves a model; `on_order` gets the order of each improving solution, `on_bound` each better objective bound.
+    """Solves a model. Calls `on_order` with the order of each better solution, and `on_bound` with each better bound.
 
-    Ends as soon as the objective is proved to be more than `stop_above`.
+    The search ends as soon as the objective is proved to exceed `stop_above`.
     """
     solver = new_cpsat(settings)
 
@@ -76,12 +76,12 @@ class _Orders(cp_model.CpSolverSolutionCallback):
 
 
 def _rounded_up(bound: float) -> int:
-    """Rounds a bound up, as objectives are integers; one that is hardly above an integer is that integer."""
+    """Rounds a bound up, because objectives are integers. A bound just above an integer is that integer."""
     return int(np.ceil(bound - _ROUNDING * max(1.0, abs(bound)))) if np.isfinite(bound) else 0
 
 
 def stage_repeats(graph: Graph, schedule: Schedule) -> list[list[int]]:
-    """Lists the stages in which each node is recomputed, ascending, [num_nodes]: several in one stage count once."""
+    """Lists the stages in which each node is recomputed, ascending, [num_nodes]. Several in one stage count once."""
     repeats: list[list[int]] = [[] for _ in graph.nodes]
     stage = 0
     for node in schedule.order:
@@ -100,7 +100,7 @@ def schedule_in_stages(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedu
 
 
 def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) -> list[list[int]]:
-    """Lists the events of each node, as `IntervalModel.hint` takes them, [num_nodes]."""
+    """Lists the events of each node, in the form for `IntervalModel.hint`, [num_nodes]."""
     if stages_only:
         return [[2 * node + 1, *(2 * stage for stage in stages)] for node, stages in enumerate(repeats)]
     return [
@@ -112,10 +112,10 @@ def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) 
 class Neighbourhoods:
     """A large-neighbourhood search from the incumbent, which must be in stages.
 
-    Each neighbourhood is around one recomputation: the positions over which leaving it out would retain the value, or
-    a window of positions. It frees recomputations there and values held over its full positions, large and cheap ones
-    rather, solves the rest fixed and asks for a strictly cheaper schedule. The number of freed nodes adapts: more when
-    CP-SAT answers, fewer when it does not.
+    Each neighbourhood is around one recomputation: either the positions over which the value would be retained without
+    it, or a window of positions. The search frees recomputations there and values held over its full positions,
+    preferably large and cheap ones, fixes the rest, and asks for a strictly cheaper schedule. The number of freed nodes
+    adapts: it rises when CP-SAT finishes, and falls when it does not.
     """
 
     scaled: Scaled
@@ -128,7 +128,7 @@ class Neighbourhoods:
     most_freed: int = SETTINGS.most_freed
 
     def improve(self, incumbent: Incumbent, *, until_s: float, random: np.random.Generator, max_fruitless: int) -> int:
-        """Searches until the time (of `time.perf_counter`) or `max_fruitless` neighbourhoods in a row without gain.
+        """Searches until `until_s`, or until `max_fruitless` neighbourhoods in a row gain nothing.
 
         Returns the number of neighbourhoods tried.
         """
@@ -177,7 +177,7 @@ class Neighbourhoods:
     def _freed(
         self, graph: Graph, incumbent: Incumbent, repeats: list[list[int]], count: int, random: np.random.Generator
     ) -> list[int]:
-        """Chooses the nodes to free: half of them are recomputed now, the rest may be recomputed instead."""
+        """Chooses the nodes to free. Half of them are recomputed now, and the rest may be recomputed instead."""
         assert incumbent.schedule is not None
         order = np.asarray(incumbent.schedule.order)
         intervals = find_retention(graph, incumbent.schedule)
@@ -208,7 +208,7 @@ class Neighbourhoods:
 
 
 def _sample(nodes: np.ndarray, weights: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
-    """Draws up to `count` of the nodes, without replacement, more likely where the weight is larger."""
+    """Draws up to `count` of the nodes, without replacement. A larger weight makes a node more likely."""
     positive = np.flatnonzero(weights > 0)
     keys = random.exponential(size=len(positive)) / weights[positive]
     return [int(nodes[positive[index]]) for index in np.argsort(keys)[:count]]

@@ -1,4 +1,4 @@
-"""The numbers that steer MOCCASIN's search beside its options, and what each of them trades."""
+"""The numbers that steer MOCCASIN's search besides its options, and the trade-off behind each."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ class Rung:
     """A model of the bound.
 
     Args:
-        stages_only: leaves the order within stages open, which makes the model smaller and its bound lower.
-        max_computations: C_v. More comes closer to the problem.
-        max_rows: implied rows of memory, at most. More raises the bound, and makes the model larger.
+        stages_only: leave the order within stages open, which makes the model smaller and its bound lower.
+        max_computations: C_v. A larger one comes closer to the problem.
+        max_rows: limit of the implied rows of memory. More rows raise the bound and enlarge the model.
     """
 
     stages_only: bool
@@ -20,32 +20,34 @@ class Rung:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the search proceeds.
+    """Steers the search.
 
-    Args, of the shares of the time that is left:
+    Args, of the shares of the remaining time:
         start_share: for the solver whose schedule to begin with.
         improve_share: for one series of neighbourhoods.
-        bound_share: for one model of the bound, where there are at most `max_events` recomputations.
-        large_bound_share: the same where there are more, so that neighbourhoods have their turn.
+        bound_share: for one model of the bound, if there are at most `max_events` recomputations.
+        large_bound_share: the same if there are more, so that neighbourhoods have their turn.
         order_share: for an order of less peak, in free order.
 
     Args, of the bound:
         rungs: models solved one after the other. Each is closer to the problem, and harder, than the one before.
-        max_events: possible recomputations in all. With more, models with the order within stages are left out.
-        event_bytes: memory for each possible recomputation of a model, with what CP-SAT makes of it. Models that would
-            take more than the search may are left out.
-        max_positions: of the sequence that free order allows. Longer ones are too hard to be solved.
+        max_events: limit of the possible recomputations in total. With more, models with the order within stages are
+            left out.
+        event_bytes: memory for each possible recomputation of a model, including CP-SAT's. Models that would take more
+            than the search may are left out.
+        max_positions: limit of the sequence for free order. Longer ones are too hard to be solved.
         sequence_computations: C_v of that sequence.
 
     Args, of the neighbourhoods:
-        work_limit: CP-SAT's deterministic time for one, which is about seconds. More closes larger neighbourhoods, and
-            leaves time for fewer.
-        first_freed: nodes freed in the first one.
-        least_freed: nodes freed, at least.
-        most_freed: nodes freed, at most. More looks further around, and takes CP-SAT longer.
-        more_freed_ratio: of the nodes freed next to those freed now, where CP-SAT has answered.
-        fewer_freed_ratio: the same where it has not.
-        radius_ratio: a window of positions reaches, on either side, at most this many times as far as nodes are freed.
+        work_limit: limit of CP-SAT's deterministic time for one, roughly in seconds. More closes larger neighbourhoods,
+            and leaves time for fewer.
+        first_freed: number of nodes freed in the first one.
+        least_freed: least number of nodes freed.
+        most_freed: largest number of nodes freed. More searches further around, and takes CP-SAT longer.
+        more_freed_ratio: the number of nodes freed next, relative to the present number, after CP-SAT has finished.
+        fewer_freed_ratio: the same if it has not.
+        radius_ratio: a window of positions reaches, on either side, at most this many times as many positions as nodes
+            are freed.
     """
 
     start_share: float = 0.3

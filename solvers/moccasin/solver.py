@@ -1,15 +1,18 @@
 """MOCCASIN (Bartan et al., ICML 2023): retention intervals on CP-SAT, with neighbourhoods and a proof of the bound.
 
-Section 2's formulation is in `model` and `builder`; section 2.3's stages serve fixed order, section 2.1's sequence of
-sum C_v positions serves free order on small graphs. `Moccasin.paper()` is that. Where the default departs from it:
-- It starts from a heuristic schedule (annealing) instead of phase 1 (2.4), which is an option and the way out where
+Section 2's formulation is in `model` and `builder`. Fixed order uses section 2.3's stages, and free order on small
+graphs uses section 2.1's sequence of sum C_v positions. `Moccasin.paper()` is that. The default departs from it:
+
+- It starts from a heuristic schedule (annealing) instead of phase 1 (2.4). Phase 1 is an option, and the fallback if
   the heuristic finds nothing.
-- Neighbourhoods around the peak improve the schedule; the whole model of the paper is an option.
-- The paper fixes C_v = 2 and proves nothing about schedules that compute a node more often. Here the cost of the
-  incumbent limits how often a node can be computed in a better one, and a node with fewer computations in the model
-  has a last one that stands for all further ones. So `cost_lower_bound` holds however often a node is computed: in
-  fixed order for every schedule in stages (the first models of the ladder allow any order within a stage, too).
-- In free order larger graphs keep one good topological order: a schedule, with no bound but the baseline.
+- Neighbourhoods around the peak improve the schedule. The paper's whole model is an option.
+- The paper fixes C_v = 2, and proves nothing about schedules that compute a node more often. Here, the cost of the
+  incumbent limits how often a node can be computed in a better schedule, and a node with fewer computations in the
+  model has a last one that stands for all further ones. `cost_lower_bound` therefore holds however often a node is
+  computed: in fixed order, for every schedule in stages (the first models of the ladder allow any order within a stage,
+  too).
+- In free order, larger graphs keep one good topological order. That leads to a schedule, but to no bound other than the
+  baseline.
 """
 
 import contextlib
@@ -53,18 +56,19 @@ from checkmate_tf.solvers.search import Search, Update
 
 @dataclass(frozen=True)
 class Moccasin(Solver):
-    """Solves with retention intervals in CP-SAT: neighbourhoods of a schedule, then models that prove a bound.
+    """Solves with retention intervals in CP-SAT: neighbourhoods of a schedule, and then models that prove a bound.
 
     Args:
-        max_computations: C_v, how often the model computes a node at most, the first time included; the start may more.
-        node_computations: (node, C_v) where that differs.
+        max_computations: C_v, how often the model computes a node at most, including the first time. The starting
+            schedule may exceed it.
+        node_computations: (node, C_v) for nodes with another limit.
         precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
         start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
         strategy: "neighbourhoods", or "whole", the paper's one model of all nodes: in stages in fixed order (section
             2.3), over a sequence in free order (2.1).
-        presolve: the whole model leaves out events at which a computation cannot help.
-        workers: threads of CP-SAT. With one, the same seed gives the same schedule.
-        max_fruitless: neighbourhoods in a row without gain after which the search turns to the bound.
+        presolve: leave events at which a computation cannot help out of the whole model.
+        workers: threads of CP-SAT. With one, the same seed leads to the same schedule.
+        max_fruitless: number of neighbourhoods in a row without gain after which the search turns to the bound.
     """
 
     max_computations: int = 2
@@ -78,9 +82,10 @@ class Moccasin(Solver):
 
     @staticmethod
     def paper() -> "Moccasin":
-        """The paper's: one model of all nodes, each computed twice at most, from nothing, in two phases (section 2.4).
+        """Returns the paper's solver: one model of all nodes, each computed at most twice, in two phases (section 2.4).
 
-        Precedence is the reservoir (10), every event may be chosen, and CP-SAT has one thread where the paper's has 16.
+        Precedence is the reservoir (10), every event may be chosen, and CP-SAT has one thread instead of the paper's
+        16.
         """
         return Moccasin(precedence="reservoir", start="two_phases", strategy="whole", presolve=False)
 
@@ -91,7 +96,7 @@ class Moccasin(Solver):
 
 @dataclass(frozen=True)
 class _WholeModel:
-    """What the model of all nodes may decide, and how often each may be computed in it."""
+    """The candidates of the model of all nodes, and how often each node may be computed in it."""
 
     limits: Limits
     candidates: Candidates
@@ -125,7 +130,7 @@ class _Attempt:
     # -- fixed order: stages
 
     def fixed(self) -> Result:
-        with contextlib.suppress(TimeoutError):  # a model that is not built in time is given up
+        with contextlib.suppress(TimeoutError):  # A model that is not built in time is abandoned.
             self._start()
             if self.options.strategy == "whole":
                 self._whole()
@@ -156,13 +161,13 @@ class _Attempt:
             self._first_phase()
 
     def _pass_on(self, update: Update) -> None:
-        """Passes on the costs and bounds of the solver that gives the start, whose schedule comes when it ends."""
+        """Passes on the costs and bounds of the solver that finds the start. Its schedule comes when it ends."""
         if self.incumbent.schedule is None:
             self.incumbent.reported = update.cost, update.cost_lower_bound
             self.incumbent.search.send(update)
 
     def _first_phase(self) -> None:
-        """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
+        """Minimizes max(M_var, M), from the input order, until it is within the budget (section 2.4)."""
         if self._left_s() <= 0:
             return
         whole = self._whole_model()
@@ -194,7 +199,7 @@ class _Attempt:
         self.rung = f"{where}, at most {max(whole.limits.computations)} computations"
 
     def _whole_model(self) -> "_WholeModel | None":
-        """What the model of all nodes may decide; None where it would take more memory than the search may."""
+        """Returns the candidates of the model of all nodes; None if it would take more memory than the search may."""
         if self.problem.order == "free":
             options = self.options
             limits = repeat_limits(self.graph, options.max_computations, options.node_computations)
@@ -207,7 +212,7 @@ class _Attempt:
         return _WholeModel(limits, stage_candidates(self.graph, limits, windows))
 
     def _times_of(self, schedule: Schedule) -> list[list[int]]:
-        """Lists the events at which a schedule computes each node, as the hint of the whole model takes them."""
+        """Lists the events at which a schedule computes each node, in the form of the whole model's hint."""
         if self.problem.order == "fixed":
             return event_times(stage_repeats(self.graph, schedule))
         times: list[list[int]] = [[] for _ in self.graph.nodes]
@@ -216,7 +221,7 @@ class _Attempt:
         return times
 
     def _search(self) -> None:
-        """Searches neighbourhoods and proves bounds in turn, each from what the other found, until time or proof."""
+        """Searches neighbourhoods and proves bounds in turn, each from the other's results."""
         random = np.random.default_rng(self.seed)
         rungs = list(SETTINGS.rungs) if self.proves else []
         searched: int | None = -1  # the cost at which neighbourhoods last gained nothing
@@ -239,7 +244,7 @@ class _Attempt:
         )
 
     def _bound(self, rung: Rung) -> None:
-        """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
+        """Asks for a schedule that costs less than the incumbent. Either finds one, or raises the bound."""
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
         num_events = _num_events(windows)
@@ -273,7 +278,7 @@ class _Attempt:
     def free(self) -> Result:
         with contextlib.suppress(TimeoutError):
             if self.options.strategy == "whole":
-                self.proves = False  # what is proved of stages would not hold in free order
+                self.proves = False  # Proofs about stages do not hold in free order.
                 self._start()
                 self._whole()
             else:
@@ -294,7 +299,7 @@ class _Attempt:
             self._sequence()
 
     def _in_order(self, order: tuple[int, ...]) -> None:
-        """Solves the graph in this topological order by stages, which gives a schedule and no bound."""
+        """Solves the graph in this topological order by stages. That leads to a schedule, but to no bound."""
         problem = replace(self.problem, graph=reordered(self.graph, order), order="fixed")
         staged_incumbent = Incumbent(replace(self.incumbent.search, problem=problem))
         attempt = replace(self, incumbent=staged_incumbent, proves=False)
@@ -305,7 +310,7 @@ class _Attempt:
             self.incumbent.offer(in_input_order(order, staged_incumbent.schedule))
 
     def _sequence(self) -> None:
-        """Solves for one sequence of sum C_v positions (section 2.1), which is exact when the limits are enough."""
+        """Solves for one sequence of sum C_v positions (section 2.1). It is exact if the limits are enough."""
         if self._left_s() <= 0:
             return
         extra = self._extra_units()

@@ -1,1 +1,4 @@
-"""Chooses among keeping, recomputing and offloading, on top of a solver that recomputes. Start reading at `choose`."""
+"""Chooses between retaining, recomputing and offloading, on top of a solver that recomputes.
+
+Start reading at `choose`.
+"""

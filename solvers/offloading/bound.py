@@ -59,7 +59,7 @@ def bound_cost(graph: Graph, budget_bytes: int, *, deadline_s: float) -> int:
 
 
 def _find_excess_bytes(graph: Graph, budget_bytes: int) -> np.ndarray:
-    """Finds by how much all that was computed before each node and is read after it exceeds the memory beside it."""
+    """Returns the bytes of values computed before each node and read after it that have no room beside it."""
     arrays, sizes, num_nodes = graph.arrays, graph.sizes_bytes, len(graph.nodes)
     change = np.zeros(num_nodes + 1, dtype=np.int64)
     kept = arrays.last_use > arrays.producer + 1

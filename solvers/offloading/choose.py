@@ -1,9 +1,9 @@
-"""Combines a solver that recomputes with offloading: it recomputes for several budgets, and offloading does the rest.
+"""Combines a solver that recomputes with offloading.
 
-The solver is asked for the budget itself and for larger ones, up to the peak without recomputation, where it recomputes
-less. Each schedule is then brought within the budget by offloading, and the cheapest is kept: never more than either
-alone costs. Bounds of the solver are about recomputation and say nothing here; in fixed order the bound is that of
-`bound.py`, in free order the cost of computing every node once.
+The solver solves the graph for the budget itself and for larger budgets, up to the peak without recomputation. With a
+larger budget it recomputes less, and offloading then brings the schedule within the budget. The cheapest result is
+returned, so it never costs more than recomputation or offloading alone. The solver's bounds are about recomputation and
+do not apply here. In fixed order the bound is that of `bound.py`, in free order the cost of computing every node once.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.search import Search
 
 _NUM_BUDGETS = 4
-_OWN_SHARE = 0.4  # of the time, for the budget itself
-_BOUND_SHARE = 0.1  # of the time, for the bound
+_OWN_SHARE = 0.4  # share of the time for the budget itself
+_BOUND_SHARE = 0.1  # share of the time for the bound
 
 
 def has_transfers(graph: Graph) -> bool:
-    """Tells whether any value can be offloaded."""
+    """Returns whether any value can be offloaded."""
     return any(value.fetch_cost is not None for value in graph.values)
 
 
 def drop_transfers(graph: Graph) -> Graph:
-    """Returns the graph without costs of transfers, whose values are kept or computed again."""
+    """Returns the graph without costs of transfers, so that its values are either retained or computed again."""
     if not has_transfers(graph):
         return graph
     return replace(graph, values=tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values))
@@ -37,10 +37,10 @@ def drop_transfers(graph: Graph) -> Graph:
 def choose_transfers(
     solve_plain: Callable[[Search], Result], search: Search, *, first_schedule: bool = False
 ) -> Result:
-    """Finds a schedule that keeps, recomputes and offloads, with a solver of graphs without transfers.
+    """Finds a schedule that retains, recomputes and offloads, with a solver of graphs without transfers.
 
     Args:
-        first_schedule: ends with the first schedule within the budget.
+        first_schedule: whether to end with the first schedule within the budget.
     """
     problem = search.problem
     graph, plain = problem.graph, drop_transfers(problem.graph)

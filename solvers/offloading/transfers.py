@@ -1,8 +1,8 @@
-"""Brings a schedule within a budget by offloading values between their readers, copied beside the nodes where it can.
+"""Brings a schedule within a budget by offloading values between their readers, with copies beside nodes if possible.
 
-Greedy: while a position is above the budget, the gap between two readers that takes most off what is above, for each
-unit of copying, becomes a fetch. Then each fetch begins as early as its copying needs and memory allows, and each copy
-out may take as long.
+The method is greedy. While a position is above the budget, one gap between two readers becomes a fetch: the gap that
+removes most of the excess for each unit of copying. Then each fetch begins as early as its copying needs and memory
+allows, and each copy out may take as long.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _ROOMS = (0, 1, 2, 4)  # in units of the largest value
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A gap is a stretch of positions, `last` + 1 to `reader` - 1, in which nothing reads a copy that is held."""
+    """A stretch of positions, `last` + 1 to `reader` - 1, in which nothing reads a copy that is held."""
 
     value: int
     last: int
@@ -28,12 +28,12 @@ class Gap:
 
 
 def offload_to_fit(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule | None:
-    """Returns a schedule of the same positions within the budget, with values offloaded; None where none is found.
+    """Returns a schedule of the same positions within the budget, with values offloaded; None if none is found.
 
-    More is offloaded than has to be where that makes room for copies that begin early or end late.
+    More is offloaded than necessary if that makes room for copies that begin early or end late.
 
     Args:
-        schedule: one without fetches.
+        schedule: a schedule without fetches.
     """
     room_bytes = int(graph.sizes_bytes.max())
     found: dict[int, Schedule] = {}
@@ -46,9 +46,7 @@ def offload_to_fit(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
 
 
 def _offload(graph: Graph, schedule: Schedule, budget_bytes: int, room_bytes: int) -> Schedule | None:
-    """Offloads until the peak is within the budget and, as far as there are gaps, as much lower as there should be
-    room.
-    """
+    """Offloads until the peak is within the budget and, as far as there are gaps, below it by the wanted room."""
     gaps = _list_gaps(graph, schedule)
     memory = simulate(graph, schedule).memory_bytes
     size = np.array([graph.values[gap.value].size_bytes for gap in gaps], dtype=np.int64)
@@ -72,7 +70,7 @@ def _offload(graph: Graph, schedule: Schedule, budget_bytes: int, room_bytes: in
 
 
 def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
-    """Returns the schedule with fetches that begin earlier, and values held until they are out, within the budget."""
+    """Returns the schedule within the budget with earlier fetches, and with values held until their copies out end."""
     held = _hold_until_out(graph, schedule, budget_bytes)
     early = _fetch_early(graph, held, budget_bytes)
     options = [one for one in (schedule, held, early) if simulate(graph, one).peak_bytes <= budget_bytes]
@@ -80,7 +78,7 @@ def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
 
 
 def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
-    """Holds first copies until they would be out if nothing waited for that, or as long as memory allows."""
+    """Holds first copies until their copies out would end if nothing waited for them, or as long as memory allows."""
     memory = simulate(graph, schedule).memory_bytes
     end = np.cumsum(graph.costs[list(schedule.order)])
     intervals = find_retention(graph, schedule)
@@ -99,7 +97,7 @@ def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sche
 
 
 def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
-    """Begins fetches as late as the lane back needs so that no reader waits, or as early as memory allows."""
+    """Begins fetches as late as possible without delaying a reader, or as early as memory allows."""
     memory = simulate(graph, schedule).memory_bytes
     begin = np.array(time_schedule(graph, schedule).begin)
     intervals = find_retention(graph, schedule)
@@ -123,7 +121,7 @@ def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedul
 def _list_copies(
     schedule: Schedule, value: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> dict[int, tuple[int, int, int]]:
-    """Lists, for each value that is fetched, its first copy's start and end, and the start of the next."""
+    """Lists, for each fetched value, the start and the end of its first copy, and the start of the next."""
     offloaded = {one for _, one in schedule.fetches}
     found: dict[int, tuple[int, int, int]] = {}
     rows: Iterable[tuple[int, int, int]] = zip(value.tolist(), start.tolist(), end.tolist(), strict=True)

@@ -1,8 +1,8 @@
 """Beam search over downsets: the compiled kernel behind topological_order.py.
 
-A downset is a set of nodes closed under predecessors: what has been computed part way through an
-order. Without rematerialization the memory at a position depends on the downset before it and on the
-node alone, so an order of least peak is a minimax path through the lattice of downsets.
+A downset is a set of nodes closed under predecessors, that is the nodes computed at some point of an order. Without
+rematerialization, the memory at a position depends only on the downset before it and on the node. An order of least
+peak is therefore a minimax path through the lattice of downsets.
 """
 
 import time
@@ -16,7 +16,7 @@ from checkmate_tf.solvers.compiling import keep_compiled
 
 
 class OrderArrays(NamedTuple):
-    """A graph as flat arrays; `*_start` are offsets [count + 1] into the array of the same first word."""
+    """A graph as flat arrays. `*_start` are offsets [count + 1] into the array of the same first word."""
 
     input_start: np.ndarray
     input_value: np.ndarray
@@ -28,7 +28,7 @@ class OrderArrays(NamedTuple):
     size: np.ndarray
     is_output: np.ndarray
     running_bytes: np.ndarray  # outputs and workspace, [num_nodes]
-    kept_bytes: np.ndarray  # outputs that outlive the node's position, [num_nodes]
+    kept_bytes: np.ndarray  # outputs that are retained after the node's position, [num_nodes]
     takes_over_bytes: np.ndarray  # size of an input whose storage the node may take over, -1 for none, [num_nodes]
 
 
@@ -44,9 +44,9 @@ class Children(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamResult:
-    """What the beam met: an `order`, or None where none was at or below the bound.
+    """The result of the beam search: an `order`, or None if it found none at or below the bound.
 
-    `truncated`: states were dropped; without an order and untruncated, it is proved that none exists.
+    `truncated` means that states were dropped. Without an order and untruncated, the search proves that none exists.
     """
 
     order: tuple[int, ...] | None
@@ -55,10 +55,10 @@ class BeamResult:
 
 
 def beam(arrays: OrderArrays, *, bound_bytes: int, width: int, seed: int, deadline_s: float) -> BeamResult:
-    """Searches for an order of peak at most `bound_bytes` (resident bytes left out), with `width` downsets a level.
+    """Searches for an order with a peak of at most `bound_bytes`, with `width` downsets at each level.
 
-    Level k holds downsets of k nodes, those that retain least. Past `deadline_s` (of
-    time.perf_counter) it gives up, which counts as truncated.
+    The bound does not include resident bytes. Level k holds the downsets of k nodes that retain the least. After
+    `deadline_s`, a time of `time.perf_counter`, the search gives up, which counts as truncated.
     """
     num_nodes = len(arrays.running_bytes)
     zobrist = np.random.default_rng(seed).integers(0, 2**63, num_nodes, dtype=np.uint64)
@@ -106,7 +106,7 @@ def _children(room: int) -> Children:
 
 
 def order_arrays(graph: Graph) -> OrderArrays:
-    """The arrays of a graph that `beam` takes."""
+    """Returns the arrays of a graph that `beam` takes."""
     arrays, sizes = graph.arrays, graph.sizes_bytes
     yielded = np.zeros(len(graph.nodes), dtype=np.int64)
     np.add.at(yielded, arrays.producer, sizes)
@@ -168,9 +168,9 @@ def _compute(arrays, done, live, node):
 def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table, children):
     """Finds every child of every state at or below the bound, each downset once, by its path of least peak.
 
-    A node that fits under the bound and does not add to what is retained is taken at once and alone:
-    taking it early never hurts, for retained memory is submodular in the downset, and an input that
-    dies at a node still dies there in a larger downset. Returns the number of children.
+    A node that fits under the bound and does not add to the retained memory is taken at once and alone. Taking it early
+    never hurts: retained memory is submodular in the downset, and an input that ends at a node also ends there in a
+    larger downset. Returns the number of children.
     """
     mask = np.uint64(len(table) - 1)
     num_nodes = len(arrays.running_bytes)
@@ -218,7 +218,7 @@ def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table
 
 @keep_compiled(nogil=True)
 def _advance(arrays, done, ready, nodes):
-    """Adds a node to each downset and its ready successors to the ready set, in place."""
+    """Adds a node to each downset, and its ready successors to the ready set, in place."""
     for state in range(len(nodes)):
         node = nodes[state]
         _set(done[state], node)

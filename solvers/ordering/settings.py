@@ -1,21 +1,21 @@
-"""The numbers that steer the search for an order of least peak, and what each of them trades."""
+"""The numbers that steer the search for an order of least peak, and the trade-off behind each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the search for an order proceeds.
+    """Steers the search for an order.
 
     Args:
-        widths: downsets kept at each level, by one beam search after the other. Wide ones find better orders and prove
-            more, in time that grows with the width.
-        wider_ratio: a wider search is expected to look at so many times the downsets of the one before.
-        better_share: of the time limit, in which a still better order has to be found once there is one that is better
-            than the input order.
-        max_flows: nodes whose minimum cut is computed for the lower bound. More may raise it.
-        flow_arc_s: that a minimum cut may take for each arc of its network, in seconds. Nothing ends one that
-            has begun, so none begins that may end too late. Less begins more of them near the end of the time.
+        widths: downsets kept at each level, one number for each beam search in turn. Wide searches find better orders
+            and prove more, in time that grows with the width.
+        wider_ratio: expected number of downsets that a wider search examines, relative to the one before.
+        better_share: share of the time limit. Once an order is better than the input order, a still better one has to
+            be found within it.
+        max_flows: number of nodes whose minimum cut is computed for the lower bound. More may raise it.
+        flow_arc_s: time that a minimum cut may take for each arc of its network, in seconds. A cut cannot be
+            interrupted, so none begins that may end too late. Less begins more of them near the end of the time.
     """
 
     widths: tuple[int, ...] = (16, 128, 1024, 8192, 65536)

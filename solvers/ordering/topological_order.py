@@ -1,8 +1,8 @@
-"""A topological order of least peak memory without rematerialization.
+"""Finds a topological order of least peak memory without rematerialization.
 
-Exact where the search proves it (small graphs, and any graph whose peak meets the minimum-cut
-bound), a beam search beyond. FastSA (appendix B.2) anneals for the same end; this finds what it
-finds on the published graphs, and proves it. Usable alone, and before every solver for free order.
+The order is exact if the search proves it, as on small graphs and on any graph whose peak equals the minimum-cut bound.
+Otherwise it comes from a beam search. FastSA (appendix B.2) anneals for the same purpose; this search finds the same
+orders on the published graphs, and proves them. It can be used alone, and before every solver for free order.
 """
 
 import math
@@ -21,12 +21,12 @@ from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
 from checkmate_tf.solvers.ordering.settings import SETTINGS
 
-_UNBOUNDED = 2**30  # a capacity above all sums of sizes, which scipy wants in 32 bits
+_UNBOUNDED = 2**30  # a capacity above all sums of sizes, which SciPy needs in 32 bits
 
 
 @dataclass(frozen=True)
 class OrderFound:
-    """An order of all nodes and its peak; no order without rematerialization peaks below the lower bound."""
+    """An order of all nodes and its peak. No order without rematerialization peaks below the lower bound."""
 
     order: tuple[int, ...]
     peak_bytes: int
@@ -34,7 +34,7 @@ class OrderFound:
 
     @property
     def proved(self) -> bool:
-        """No order has a lower peak."""
+        """Whether no order has a lower peak."""
         return self.peak_bytes <= self.peak_lower_bound_bytes
 
 
@@ -46,21 +46,21 @@ def search_order(
     budget_bytes: int | None = None,
     max_states: int = 4_000_000,
 ) -> OrderFound:
-    """Searches for an order of least peak; returns the input order where none is better.
+    """Searches for an order of least peak. Returns the input order if none is better.
 
     Args:
-        time_limit_s: to find an order better than the input order; half of it to find a still better one.
+        time_limit_s: time to find an order better than the input order. Half of it is for finding a still better one.
         budget_bytes: stop at the first order whose peak is at most this.
-        max_states: downsets looked at in all; the search is deterministic unless the time limit ends it.
+        max_states: limit of the downsets examined. The search is deterministic unless the time limit ends it.
 
-    Where there is no time to compile the beam search, the input order is what is returned.
+    The input order is also returned if there is no time to compile the beam search.
     """
     began_s = time.perf_counter()
     has_beam = BEAM.compile_within(time_limit_s)
     loading_s = time.perf_counter()
     if has_beam:
         compile_beam()
-    started_s = began_s + time.perf_counter() - loading_s  # loading is no search
+    started_s = began_s + time.perf_counter() - loading_s  # Loading does not count as searching.
     deadline_s = started_s + time_limit_s
     baseline = simulate_stock(graph)
     found = OrderFound(
@@ -98,7 +98,7 @@ def search_order(
 
 
 def compile_beam() -> None:
-    """Compiles the beam search, or loads it, by searching for the order of a chain."""
+    """Compiles or loads the beam search, by searching for the order of a chain."""
     chain = Graph((Node("a", "", (), (0,), 0), Node("b", "", (0,), (1,), 0)), (Value("a", 1), Value("b", 1)))
     beam(order_arrays(chain), bound_bytes=2, width=1, seed=0, deadline_s=math.inf)
 
@@ -107,12 +107,12 @@ BEAM = Kernel(compile_beam, last=("ordering.downset_beam._advance",))
 
 
 def order_peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
-    """Computes the peak of an order without rematerialization."""
+    """Returns the peak of an order without rematerialization."""
     return simulate(graph, Schedule(order)).peak_bytes
 
 
 def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
-    """Returns the graph with its nodes in another topological order; values keep their indices.
+    """Returns the graph with its nodes in another topological order. Values keep their indices.
 
     `in_input_order` turns a schedule of it into a schedule of the graph.
     """
@@ -125,13 +125,13 @@ def in_input_order(order: tuple[int, ...], schedule: Schedule) -> Schedule:
 
 
 def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline_s: float) -> int:
-    """Computes a lower bound on the peak of every order without rematerialization, by minimum cuts.
+    """Returns a lower bound on the peak of every order without rematerialization, by minimum cuts.
 
-    What is retained when node i runs is at least the least that a downset with all predecessors of i
-    and without i retains. That is a minimum cut: node p computed and value x still needed cuts p -> x
-    at the size of x; x no longer needed implies its users computed, a computed node its predecessors.
-    Nodes are tried by their memory in the input order, an upper bound on what they can add, at most
-    `max_flows` of them (`settings.py`).
+    The memory retained while node i runs is at least the least that any downset with all predecessors of i and without
+    i retains. That is a minimum cut: if node p is computed and value x is still needed, it cuts p -> x at the size of
+    x. If x is not needed, its users are computed; if a node is computed, so are its predecessors. Nodes are tried in
+    the order of their memory in the input order, an upper bound on their contribution, and at most `max_flows` of them
+    (`settings.py`).
     """
     sizes = graph.sizes_bytes
     best = find_peak_bound(graph).peak_bytes
@@ -150,7 +150,7 @@ def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline
 
 @dataclass(frozen=True)
 class _Network:
-    """Arcs of the cut problem; node indices, then values, then source and sink."""
+    """The arcs of the cut problem. Indices are those of nodes, then values, then source and sink."""
 
     tail: np.ndarray
     head: np.ndarray
@@ -170,7 +170,7 @@ class _Network:
         return _Network(tail, head, capacity, source)
 
     def least_cut(self, node: int, predecessors: tuple[int, ...]) -> int:
-        """Returns the least that a downset with `predecessors` and without `node` retains, in units."""
+        """Returns the least memory that a downset with `predecessors` and without `node` retains, in units."""
         if not predecessors:
             return 0
         tail = np.concatenate((self.tail, np.full(len(predecessors), self.source), [node]))

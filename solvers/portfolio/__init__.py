@@ -1,4 +1,4 @@
-"""The default solver and the least budget: methods that run one after the other or in processes side by side.
+"""The default solver and the least budget. Methods run one after the other, or side by side in processes.
 
-The only room that knows all others. Start reading at `auto`.
+This is the only room that knows all others. Start reading at `auto`.
 """

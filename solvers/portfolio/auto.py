@@ -1,19 +1,19 @@
-"""The default solver: a portfolio of annealing, block relaxation and greedy methods; reordering in free order.
+"""The default solver: a portfolio of annealing, block relaxation and greedy methods, with reordering in free order.
 
-First a short annealing and a few block relaxations here, which close most layer-level training graphs. What is left
-goes to worker processes that share the best schedule and the best bound: they stop when the two meet or time is up.
-Where the annealing's rounds have long been in vain, a relaxation that solves its programs to their end takes its place.
-The settings by size are from runs on layer-level and op-level graphs (docs/notes/METHOD.md).
+It begins in this process with a short annealing and a few block relaxations, which solve most layer-level training
+graphs to a proof. The others go to worker processes, which share the best schedule and the best bound, and stop when
+the two meet or time is up. When the annealing has long found nothing better, a relaxation that solves its programs to
+their end replaces it. The settings by size are from runs on layer-level and op-level graphs (docs/notes/METHOD.md).
 
-Very small graphs are searched exhaustively. Where it is proved that no schedule in Checkmate's stages keeps within the
-budget, those outside of them are searched: exhaustively, which is a proof, where few states are within the budget,
-then by FastSA.
+Very small graphs are searched exhaustively. If no schedule in Checkmate's stages stays within the budget, and that is
+proved, the solver searches schedules outside of the stages: exhaustively, which is a proof, if few states are within
+the budget, and then by FastSA.
 
-In free order, and on large graphs, a short annealing here comes before all else and gives a first schedule. Free order
-then takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
-fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order. A
-fixed-order bound is none for free order: there the bound is the baseline cost, one recomputation more where it is
-proved that no order fits without, or the optimum on very small graphs.
+In free order, and on large graphs, a short annealing in this process comes first and finds a first schedule. Free order
+then chooses the better of the input order and the order of least peak (`topological_order.py`), solves the graph in
+that order, and maps the schedule back. FastSA runs beside that search, or after it if both orders have the
+same peak. A fixed-order bound does not hold in free order. There, the bound is the baseline cost, one recomputation
+more if it is proved that no order fits without one, or the optimum on very small graphs.
 """
 
 import os
@@ -48,8 +48,8 @@ from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 
-_ANY_GAP = 1e9  # a tolerance that every schedule meets, for where the first one ends the search
-_ENDLESS_MOVES_PER_NODE = 10**9  # workers anneal until they are ended
+_ANY_GAP = 1e9  # a tolerance that every schedule meets, so that the first one ends the search
+_ENDLESS_MOVES_PER_NODE = 10**9  # workers anneal until they are stopped
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,19 @@ class Auto(Solver):
     """Runs the methods that suit the graph and the time, and returns the best schedule and bound of all.
 
     Args:
-        workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
-        deterministic: the same seed leads to the same schedule, unless the time limit ends the search. There are no
-            workers then.
-        tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
-        here_s: the search in this process ends after this long, and workers go on.
-        here_nodes: for larger graphs only a first schedule is looked for in this process, and workers, whose memory is
+        workers: number of processes besides this one; 0 for none, None for as many as there are cores, from two to
+            four.
+        deterministic: the same seed leads to the same schedule, unless the time limit ends the search. There are then
+            no workers.
+        tolerance: the search ends when the schedule's cost exceeds its bound by at most this fraction of the baseline
+            cost.
+        here_s: the search in this process ends after this long, and workers continue.
+        here_nodes: for larger graphs, this process searches only for a first schedule. Workers, whose memory is
             limited, do the rest.
-        memory_limit_bytes: of each worker.
-        start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
-        bound: a lower bound in fixed order that is known already.
-        first_schedule: ends with the first schedule within the budget.
+        memory_limit_bytes: limit of each worker.
+        start: a schedule to begin with, with any peak. It is used if its first computations are in the input order.
+        bound: a known lower bound in fixed order.
+        first_schedule: whether to end with the first schedule within the budget.
     """
 
     workers: int | None = None
@@ -128,9 +130,9 @@ class Auto(Solver):
         start: tuple[Event, ...] = (),
         beside: Sequence[Contestant] = (),
     ) -> Incumbent:
-        """Searches in this process; where that takes more than a moment, annealing and those `beside` begin in workers.
+        """Searches in this process. If that takes more than a moment, annealing and those `beside` begin in workers.
 
-        For large graphs all that is looked for here is a first schedule, before workers start.
+        For large graphs, it searches only for a first schedule, before workers start.
         """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
@@ -156,7 +158,7 @@ class Auto(Solver):
     def _contestants(
         self, race: Race, best: Incumbent, seed: int, num_staged: int, *, bound: bool = True
     ) -> list[Contestant]:
-        """Lists the searches in stage space that workers make; one is for the bound, where that is wanted."""
+        """Lists the searches in stage space for the workers. One of them is for the bound, if a bound is wanted."""
         patience = SETTINGS.patience_rounds if bound else None
         annealing = StageAnnealing(start=_events_of(best), moves_per_node=_ENDLESS_MOVES_PER_NODE, patience=patience)
         solvers: list[Solver] = [annealing] * (num_staged - 1)
@@ -175,10 +177,10 @@ class Auto(Solver):
         return Contestant(self._relaxation(best, exact=True), best.problem, 0)
 
     def _race(self, race: Race, contestants: list[Contestant], best: Incumbent, whole_time: bool = False) -> None:
-        """Starts those of the contestants that do not run yet."""
+        """Starts the contestants that are not running yet."""
         race.start(contestants[len(race.running) :])
         last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy(), Fastsa())
-        if not MOVES.is_compiled():  # the others are compiled too
+        if not MOVES.is_compiled():  # the others need compiled code, too
             last_resorts = (ApGreedy(), *last_resorts)
         if len(contestants) == 1 and _num_cores() == 1:
             last_resorts = ()
@@ -187,11 +189,11 @@ class Auto(Solver):
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
-        if race.refusal and (best.cost is None or not race.running):  # this process is all there is
+        if race.refusal and (best.cost is None or not race.running):  # There is only this process.
             best.learn_result(self._relaxation(best).search(_from_now_on(best.search)), "block_relaxation")
 
     def _search_beyond_stages(self, search: Search, in_stages: Result) -> Result:
-        """Looks for a schedule, or a proof that there is none, where none in stages keeps within the budget."""
+        """Looks for a schedule, or a proof that none exists, if none in stages stays within the budget."""
         if len(search.problem.graph.nodes) <= SETTINGS.beyond_nodes:
             found = _search_exhaustively(search, SETTINGS.beyond_states)
             if found is not None:
@@ -203,8 +205,10 @@ class Auto(Solver):
         return in_stages
 
     def _search_free_order(self, search: Search) -> Result:
-        """Anneals in the input order for a moment, so that there is a schedule whatever becomes of the search for
-        another order, and then searches in the better order of both."""
+        """Anneals in the input order for a moment, and then searches in the better of two orders.
+
+        The annealing makes sure that there is a schedule, whatever the search for another order leads to.
+        """
         first = Incumbent(search)
         anneal = _anneal_longer_and_longer if self.first_schedule else _anneal_until_within_budget
         first.learn_result(anneal(search), "stage_annealing")
@@ -244,11 +248,11 @@ class Auto(Solver):
         chosen: tuple[int, ...],
         race: Race,
     ) -> Incumbent:
-        """Searches in the chosen order, be it the input order or the one of least peak, `order`."""
+        """Searches in the chosen order: the input order, or the order of least peak, `order`."""
         problem, seed = search.problem, search.seed
         inner = Problem(reordered(problem.graph, chosen), problem.budget_bytes, "fixed")
         within = replace(search, problem=inner)
-        # Where order changes the peak FastSA has the whole time, else what the search in the chosen order leaves.
+        # If the order changes the peak, FastSA has the whole time; otherwise, it has the time that the search leaves.
         plain = tuple(range(len(chosen)))
         explores = order != plain and not self.first_schedule and self._has_time(race.until_s)
         fastsa = Fastsa(first_order=plain if chosen == order else order)
@@ -259,7 +263,7 @@ class Auto(Solver):
         is_closed = best.is_closed(self._tolerance)
         if not self._has_time(race.until_s) or (self.first_schedule and is_closed):
             return best
-        if is_closed and not explores:  # only another order can be better
+        if is_closed and not explores:  # Only another order can be better.
             race.end()
             with Race(race.until_s, race.memory_limit_bytes) as alone:
                 self._race(alone, [reorders], best, whole_time=True)
@@ -275,18 +279,18 @@ class Auto(Solver):
 
 
 def _from_now_on(search: Search, share: float = 1.0) -> Search:
-    """The same search with this share of the time that is left."""
+    """Returns the same search with this share of the remaining time."""
     return replace(search, time_limit_s=share * search.remaining_s, started_s=time.perf_counter())
 
 
 def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -> Result:
-    """Anneals for a first schedule, and no longer, where the moves are compiled."""
+    """Anneals for a first schedule, and no longer, if the moves are compiled."""
     if not MOVES.is_compiled():
         return Result(None)
     problem = search.problem
     annealer = Annealer(problem.graph, problem.budget_bytes, search.seed)
     annealer.load(start)
-    until_s = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # loading the moves is no search
+    until_s = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # without the time to load the moves
     for _ in range(SETTINGS.first_coolings):
         for _ in annealer.cool(SETTINGS.cooling_moves_per_node * len(problem.graph.nodes)):
             if annealer.best_cost is not None:
@@ -298,7 +302,7 @@ def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -
 
 
 def _anneal_longer_and_longer(search: Search, start: tuple[Event, ...] = ()) -> Result:
-    """Anneals for a first schedule in half of the time, each time for longer, where the moves are compiled."""
+    """Anneals for a first schedule in half of the time, each time for longer, if the moves are compiled."""
     if not MOVES.is_compiled():
         return Result(None)
     run = AnnealingRun(StageAnnealing(start=start), _from_now_on(search, SETTINGS.longer_share))
@@ -307,7 +311,7 @@ def _anneal_longer_and_longer(search: Search, start: tuple[Event, ...] = ()) -> 
 
 
 def _below(search: Search, cost: int) -> Search:
-    """The same search, whose caller is told only of schedules that cost less."""
+    """Returns the same search, which reports only schedules that cost less."""
 
     def tell(update: Update) -> None:
         if update.cost is not None and update.cost < cost:
@@ -317,7 +321,7 @@ def _below(search: Search, cost: int) -> Search:
 
 
 def _search_exhaustively(search: Search, max_states: int) -> Result | None:
-    """The optimum, or the proof that there is none; None where it takes more states, or too much time."""
+    """Returns the optimum, or a proof that there is none; None if that takes more states or too much time."""
     oracle = Exhaustive(max_states=max_states)
     found = oracle.search(_from_now_on(search, SETTINGS.exhaustive_share))
     if found.schedule is None and found.infeasible_in is None:
@@ -330,7 +334,7 @@ def _search_exhaustively(search: Search, max_states: int) -> Result | None:
 
 @contextmanager
 def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Calls the function beside what is done here, where that takes more than a moment and there can be threads."""
+    """Runs the function beside this process's search, if that takes more than a moment and threads can be started."""
     timer = threading.Timer(SETTINGS.alone_s, function, arguments)
     with suppress(RuntimeError):
         timer.start()
@@ -353,12 +357,12 @@ def _num_cores() -> int:
 
 
 def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
-    """Chooses the given order or the input order, whichever a short annealing does better with."""
+    """Chooses between the given order and the input order, by the result of a short annealing in each."""
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
         return plain
     if not MOVES.compile_within(time_limit_s):
-        return order  # of less peak, it is the likelier to be solved
+        return order  # Its peak is lower, so it is more likely to be solved.
 
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
         until_s = time.perf_counter() + time_limit_s

@@ -1,4 +1,4 @@
-"""All that solvers compile once after an installation, for callers that would rather wait than search without it."""
+"""Lists the code that solvers compile once after an installation, for callers that prefer to wait for it."""
 
 import math
 
@@ -11,11 +11,11 @@ KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
 
 
 def are_compiled() -> bool:
-    """Returns whether a search that begins now finds all of them compiled."""
+    """Returns whether a search that begins now finds all of it compiled."""
     return all(kernel.is_compiled() for kernel in KERNELS)
 
 
 def compile_all() -> None:
-    """Waits until all are compiled, which takes half a minute of an idle core."""
+    """Waits until all of it is compiled, which takes half a minute of an idle core."""
     for kernel in KERNELS:
         kernel.compile_within(math.inf)

@@ -1,8 +1,8 @@
-"""The least budget that works, and the cost over a range of budgets.
+"""Finds the least budget that works, and the cost over a range of budgets.
 
-Both reuse work from one budget to the next: a schedule for a budget starts the search for the next lower one and
-serves every higher one, and a bound on the cost for a budget holds for every lower one. So neither the peak nor the
-overhead of the curve ever moves against the budget.
+Both reuse work from one budget to the next. A schedule for a budget starts the search for the next lower one, and
+serves every higher one. A bound on the cost for a budget holds for every lower one. Therefore, a higher budget never
+leads to a lower peak, nor to a higher overhead.
 """
 
 import time
@@ -20,9 +20,9 @@ from checkmate_tf.solvers.solving import solve
 
 @dataclass(frozen=True)
 class MinimumMemory:
-    """The schedule of least peak met, and what is proved: no budget below `lower_bound_bytes` works.
+    """The schedule of least peak that was found, and a proof: no budget below `lower_bound_bytes` works.
 
-    The proof is within the order mode asked for.
+    The proof is within the requested order.
     """
 
     solution: Solution
@@ -44,14 +44,14 @@ def minimum_memory(
     solver: Auto | None = None,
     known: Solution | None = None,
 ) -> MinimumMemory:
-    """Bisects between budgets that work and budgets that are proved or, within its time, seem not to.
+    """Bisects between budgets that work and budgets that do not, either by a proof or as far as the time allowed.
 
     Args:
-        tolerance: ends when the two differ by at most this fraction.
-        time_limit_s: for all budgets tried together.
-        known: a schedule to begin with; by default the stock order.
+        tolerance: the search ends when the two differ by at most this fraction.
+        time_limit_s: limit for all budgets tried together.
+        known: a schedule to begin with; the stock order by default.
 
-    A budget that merely seems not to work moves the bisection but not the lower bound.
+    A budget that only seems not to work moves the bisection, but not the lower bound.
     """
     until_s = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
@@ -88,8 +88,8 @@ def solve_budgets(
     """Solves for each budget, and returns the solutions in the order given: the Pareto curve of memory and cost.
 
     Args:
-        time_limit_s: for all budgets together; each gets an equal share of what is left.
-        known: has a schedule that serves each budget it keeps to and nothing cheaper is found for.
+        time_limit_s: limit for all budgets together. Each gets an equal share of the remaining time.
+        known: a solution whose schedule serves each budget that it stays within, unless a cheaper one is found.
         on_solved: called with each budget and its solution, the highest budget first.
     """
     until_s = time.perf_counter() + time_limit_s
@@ -115,9 +115,9 @@ def solve_budgets(
 
 
 def _share(solutions: dict[int, Solution]) -> None:
-    """Serves each budget by the cheapest schedule of all that keep to it, of those by the one of least peak.
+    """Gives each budget the cheapest schedule of all that stay within it, and among equal ones that of least peak.
 
-    A lower budget has fewer to choose from, so no peak is above that of a higher budget, and no cost below it.
+    A lower budget has fewer to choose from. Therefore, no peak is above that of a higher budget, and no cost below it.
     """
     found = [solution.best for solution in solutions.values() if solution.best is not None]
     for budget, mine in solutions.items():

@@ -1,4 +1,4 @@
-"""Solvers of one problem side by side in worker processes, which share the best schedule and the best bound."""
+"""Runs solvers of one problem side by side in worker processes, which share the best schedule and the best bound."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from checkmate_tf.user_warnings import warn
 
 @dataclass(frozen=True)
 class Contestant:
-    """A solver and its problem, which may be in free order where the portfolio's is fixed and its result is mapped."""
+    """A solver and its problem, which may be in free order although the portfolio's is fixed. Its result is mapped."""
 
     solver: Solver
     problem: Problem
@@ -28,7 +28,7 @@ class Contestant:
 class Race:
     """Contestants in worker processes, until a time of `time.perf_counter()`; a context manager that ends them all.
 
-    `blocks` are what a relaxation among them may begin with; `refusal` is why the last ones could not be started.
+    `blocks` are blocks for a relaxation among them to begin with. `refusal` is why the last ones could not be started.
     """
 
     until_s: float
@@ -45,22 +45,22 @@ class Race:
         self.end()
 
     def end(self) -> None:
-        """Ends all contestants; none can be started after it."""
+        """Ends all contestants. None can be started after it."""
         self.workers.__exit__()
 
     @property
     def stats(self) -> dict[str, float | int | str]:
-        """What is worth reporting of the workers."""
+        """Returns the workers' figures."""
         peak_bytes = self.workers.peak_memory_bytes
         return {"workers_peak_memory_bytes": peak_bytes} if peak_bytes else {}
 
     def prepare(self, count: int) -> None:
-        """Starts the processes of the next contestants, which are not known yet."""
+        """Starts the processes of the next contestants before these are known."""
         with contextlib.suppress(OSError):
             self.workers.prepare(count)
 
     def start(self, contestants: Sequence[Contestant]) -> None:
-        """Starts the contestants, as far as processes can be started and there is time."""
+        """Starts the contestants, if processes can be started and there is time."""
         for contestant in contestants:
             if self.until_s - time.perf_counter() < SETTINGS.least_task_s:
                 return
@@ -84,14 +84,16 @@ def run_side_by_side(
     successor: Callable[[Incumbent], Contestant] | None = None,
     whole_time: bool = False,
 ) -> None:
-    """Waits until the best schedule and bound meet, or time is up; `incumbent` takes over what the contestants find.
+    """Waits until the best schedule and bound meet, or time is up. `incumbent` takes over the contestants' results.
 
-    A contestant whose process dies is started once more. What fails all the same is told in one warning, in the end.
+    A contestant whose process dies is started once more. A single warning at the end names the contestants that failed
+    all the same.
 
     Args:
-        last_resorts: join when most of the time has brought no schedule, one after the other.
-        successor: takes the place of the first contestant to end with time left, and goes on from the best till then.
-        whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
+        last_resorts: contestants that join one after the other if most of the time has brought no schedule.
+        successor: replaces the first contestant that ends with time left, and continues from the best results so far.
+        whole_time: continue after schedule and bound meet, because some contestants are not limited to the bound's
+            schedules.
     """
     workers, until_s, waiting = race.workers, race.until_s, list(last_resorts)
     restarted: list[Contestant] = []

@@ -1,58 +1,61 @@
-"""The numbers that steer the default solver, and what each of them trades."""
+"""The numbers that steer the default solver, and the trade-off behind each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the portfolio shares the time among its methods.
+    """Divides the time of the portfolio among its methods.
 
     Args, of exhaustive search:
-        exhaustive_nodes: up to so many nodes it comes first; beyond, it is a loss of time.
-        exhaustive_states: after which it gives up. More proves more graphs, and leaves less time for the other methods.
-        exhaustive_share: of the time, at most.
-        beyond_nodes, beyond_states: the same where no schedule in stages keeps within the budget: it is then the only
-            proof there is, and a budget that tight leaves few states.
+        exhaustive_nodes: it comes first for graphs with at most so many nodes; beyond, it would waste time.
+        exhaustive_states: it gives up after so many. More proves more graphs, and leaves less time for the other
+            methods.
+        exhaustive_share: largest share of the time.
+        beyond_nodes, beyond_states: the same if no schedule in stages stays within the budget. It is then the only
+            proof there is, and such a tight budget leaves few states.
 
     Args, of the first schedule:
-        first_share: of the time, at most, for the annealing that looks for it, which needs more on a busy machine.
-        first_coolings: of that annealing, at most. More find one for tighter budgets, and leave less time for what
-            follows.
-        longer_share: the same where the first schedule ends the search. Less leaves tight budgets to methods that find
-            none within seconds, more leaves no time for a proof that there is none.
-        cooling_moves_per_node: of each of them. Fewer find no schedule for tight budgets, more find it later.
+        first_share: largest share of the time for the annealing that searches for it, which needs more on a busy
+            machine.
+        first_coolings: largest number of coolings of that annealing. More find one for tighter budgets, and leave less
+            time for the rest.
+        longer_share: the same if the first schedule ends the search. Less leaves tight budgets to methods that find
+            none within seconds; more leaves no time for a proof that there is none.
+        cooling_moves_per_node: moves of each of them. Fewer find no schedule for tight budgets; more find it later.
 
     Args, of free order:
-        order_share: of the time, for an order of less peak. More leaves less for recomputations in the order chosen.
-        compare_orders_share: of the time, at most, for each of two orders. An annealing that it cuts short has not
-            cooled, and tells little.
-        compared_moves_per_node: of the annealing that compares two orders. More makes a surer choice, and leaves less
-            time for the search in the order chosen.
+        order_share: share of the time for an order of less peak. More leaves less for recomputations in the chosen
+            order.
+        compare_orders_share: largest share of the time for each of two orders. An annealing that ends early has not
+            cooled, and shows little.
+        compared_moves_per_node: moves of the annealing that compares two orders. More makes the choice more reliable,
+            and leaves less time for the search in the chosen order.
 
     Args, of the search in this process:
-        alone_s: that it searches before workers start. A process takes seconds to start, which easy graphs need not
-            wait for.
+        alone_s: time of its search before workers start. A process takes seconds to start, for which easy graphs need
+            not wait.
 
     Args, of the workers:
         least_workers: one anneals, and one looks for bounds.
-        most_workers: each one more takes more memory, and gains less than the one before.
-        max_threads: of branch and cut. More look at nodes of the tree that are soon closed anyway.
-        least_race_s: with less time left a worker would hardly have started, or started again.
-        first_moves_per_node: annealing of the worker for the bound, where no schedule is known to it. More delays
-            bounds.
-        patience_rounds: of annealing in vain, after which an exact relaxation takes its place. With fewer it may come
-            too soon.
-        return_s: before the end, at which a solver that does not report on its way has to return what it has found.
-        successor_s: time that must be left for another contestant to take the place of one that has ended.
-        alone_share: of the time without a schedule, after which the last resorts join.
-        overrun_s: after its time a worker that has not returned is ended. Longer wastes time on one that hangs.
-        least_task_s: time that a worker is given at least, however late it has started.
-        exit_s: that a process may take to exit before it is killed.
+        most_workers: each further one takes more memory, and gains less than the one before.
+        max_threads: threads of branch and cut. More examine nodes of the tree that are soon closed anyway.
+        least_race_s: with less time left, a worker would hardly have started, or restarted.
+        first_moves_per_node: annealing of the worker for the bound, if it knows no schedule. More delays bounds.
+        patience_rounds: rounds of annealing without a better schedule, after which an exact relaxation replaces it.
+            With fewer, it may come too soon.
+        return_s: time before the end at which a solver that reports no improvements has to return its result.
+        successor_s: time that must be left for another contestant to replace one that has ended.
+        alone_share: share of the time without a schedule, after which the last resorts join.
+        overrun_s: a worker that has not returned this long after its time is stopped. Longer wastes time on one that
+            hangs.
+        least_task_s: least time for a worker, however late it has started.
+        exit_s: time that a process may take to exit before it is killed.
 
     Args, of the least budget (`minimum_memory.py`):
-        budget_share: of the time that is left, for each budget tried. More finds schedules for lower budgets, and tries
-            fewer of them.
-        least_budget_s: for each budget, at least.
+        budget_share: share of the remaining time for each budget tried. More finds schedules for lower budgets, and
+            tries fewer of them.
+        least_budget_s: least time for each budget.
     """
 
     exhaustive_nodes: int = 9

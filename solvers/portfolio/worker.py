@@ -1,7 +1,8 @@
-"""Solvers in processes of their own: a crash, a lack of memory or an overrun costs nothing but that process.
+"""Runs solvers in processes of their own, so that a crash, a lack of memory or an overrun affects only that process.
 
-A worker is a new Python that calls `main` here, not a `multiprocessing` child: those import the caller's main script
-again, which for a training script means training again. It talks over a pair of pipes and ends with its parent.
+A worker is a new Python that calls `main` here, not a `multiprocessing` child. Such a child imports the caller's main
+script again, and a training script would train again. A worker communicates over a pair of pipes and ends with its
+parent.
 """
 
 import contextlib
@@ -33,8 +34,9 @@ class Task:
     """A solver to run in a worker.
 
     Args:
-        time_limit_s: from `made_s` on, which is `time.time()`: the start of the process is part of it.
-        memory_limit_bytes: of address space; beyond it the worker fails, nothing else does.
+        time_limit_s: limit of the time since `made_s`, a time of `time.time()`, which includes the start of the
+            process.
+        memory_limit_bytes: limit of the worker's address space. Beyond it, the worker fails, and nothing else.
     """
 
     solver: Solver
@@ -51,10 +53,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """From a worker: an `update` while it runs; the `result`, or the `error` that ended it, at the end.
+    """A message from a worker: an `update` while it runs, and its `result`, or the `error` that ended it, at the end.
 
-    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one. `died` tells
-    that the process itself ended, without a word, so that the same task may well do in another.
+    `ready` asks for an update. A worker gets one at a time, so that sending never blocks on a busy one. `died` means
+    that the process itself ended without a message, so the same task may succeed in another process.
     """
 
     worker: int
@@ -69,7 +71,7 @@ class Message:
 class Workers:
     """Running workers; a context manager that ends them all.
 
-    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not report it.
+    `peak_memory_bytes` is the most memory that one of them has held, 0 if the system does not report it.
     """
 
     peak_memory_bytes: int = 0
@@ -80,7 +82,7 @@ class Workers:
     _waiting: dict[int, Update] = field(default_factory=dict)
     _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
     _senders: dict[Connection, threading.Thread] = field(default_factory=dict)
-    _packed: tuple[Problem, bytes] | None = None  # the last one sent: packing takes a second where graphs are large
+    _packed: tuple[Problem, bytes] | None = None  # the last one sent, because packing a large graph takes a second
 
     def __enter__(self) -> "Workers":
         return self
@@ -97,17 +99,17 @@ class Workers:
         return len(self._running)
 
     def prepare(self, count: int) -> None:
-        """Starts processes that wait for a task each, as their start takes a second or more.
+        """Starts processes that wait for a task, because their start takes a second or more.
 
-        Raises OSError where processes cannot be started.
+        Raises OSError if processes cannot be started.
         """
         for _ in range(count):
             self._spare.append(_start_process())
 
     def start(self, task: Task) -> int:
-        """Starts a worker and returns its number. Raises OSError where processes or threads cannot be started.
+        """Starts a worker and returns its number. Raises OSError if processes or threads cannot be started.
 
-        The task is sent beside, as a process may take seconds until it reads it.
+        A thread sends the task, because a process may take seconds until it reads it.
         """
         ours, process = self._spare.pop() if self._spare else _start_process()
         try:
@@ -116,7 +118,7 @@ class Workers:
             sender.start()
         except BaseException as error:
             _end(ours, process)
-            if isinstance(error, RuntimeError):  # Python's word for that there can be no more threads
+            if isinstance(error, RuntimeError):  # Python raises this if no more threads can be started.
                 raise OSError(str(error)) from error
             raise
         self._senders[ours] = sender
@@ -131,7 +133,7 @@ class Workers:
         return self._packed[1]
 
     def tell(self, update: Update, *, but: int | None = None) -> None:
-        """Passes an update to every worker except one, as soon as each asks for it; the latest counts."""
+        """Passes an update to every worker except one, as soon as each asks for it. The latest update counts."""
         for number, _, _ in self._running.values():
             if number != but:
                 self._waiting[number] = update
@@ -145,7 +147,7 @@ class Workers:
                     connection.send(self._waiting.pop(number))
 
     def messages(self, timeout_s: float) -> list[Message]:
-        """What arrives within the time; a worker that died or overran is ended and reports an error."""
+        """Returns the messages that arrive within the time. A worker that died or overran ends and reports an error."""
         received = []
         ready = set(wait(list(self._running), timeout_s))
         for connection in [connection for connection in self._running if connection in ready]:
@@ -177,14 +179,14 @@ class Workers:
         self._look_at_memory(connection)
         _, process, _ = self._running.pop(connection)
         sender = self._senders.pop(connection)
-        if sender.is_alive():  # the worker does not read its task yet
+        if sender.is_alive():  # The worker has not read its task yet.
             process.kill()
             sender.join()
         return _end(connection, process)
 
 
 def _send(connection: Connection, task: bytes) -> None:
-    with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
+    with contextlib.suppress(OSError):  # `messages` reports a worker that has died.
         connection.send_bytes(task)
 
 
@@ -202,7 +204,7 @@ def _end(connection: Connection, process: subprocess.Popen) -> int:
 
 
 class _PipeSearch(Search):
-    """A search in a worker, which reports to the parent process and hears from it."""
+    """A search in a worker, which reports to the parent process and receives its updates."""
 
     def __init__(self, task: Task, connection: Connection) -> None:
         super().__init__(task.problem, task.remaining_s, task.seed)
@@ -239,7 +241,7 @@ def _search(task: Task, connection: Connection) -> Result:
 def main(arguments: Iterable[str]) -> None:
     """Runs the task that arrives at the file descriptor of the first argument."""
     connection = Connection(int(next(iter(arguments))))
-    if not connection.poll():  # prepared for a task that is not known yet
+    if not connection.poll():  # The process was prepared before its task is known.
         load("portfolio.auto")
     try:
         message = connection.recv()

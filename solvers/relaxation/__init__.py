@@ -1,4 +1,4 @@
-"""Lower bounds and schedules from stages joined into blocks: a smaller program whose optimum bounds the whole one's.
+"""Bounds and schedules from stages joined into blocks: a smaller program, whose optimum bounds the whole one's.
 
-Starts from annealing. Start reading at `solver`, then `model`.
+It starts from annealing. Start reading at `solver`, then `model`.
 """

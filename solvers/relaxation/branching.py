@@ -1,8 +1,8 @@
 """Branch and cut for the mixed-integer program of a block relaxation.
 
-The program has tens of thousands of rows, of which a linear solution needs few thousand (`lazy_program.py`). Path cuts
-(`cuts.py`) are looked for at every node of the tree. It branches on single variables and on how often a node is
-recomputed in all blocks. Threads take nodes from one queue, each with a linear program of its own.
+The program has tens of thousands of rows, of which a linear solution needs a few thousand (`lazy_program.py`). Path
+cuts (`cuts.py`) are added at every node of the tree. The search branches on single variables, and on how often a node
+is recomputed in all blocks together. Threads take nodes from one queue, each with a linear program of its own.
 """
 
 import math
@@ -26,9 +26,9 @@ from checkmate_tf.solvers.relaxation.programs import LinearOptimum, Relaxed, cos
 from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
 # Tolerances of HiGHS's floating point.
-_WHOLE = 1e-5  # a value this near to a whole number is taken for it
-_LEAST_WORTH = 1e-9  # a row whose dual value is less does not matter for the bound
-_ROUNDING = 1e-6  # a bound or a quotient of two may be off by this much
+_WHOLE = 1e-5  # a value this close to a whole number counts as whole
+_LEAST_WORTH = 1e-9  # a row with a smaller dual value does not matter for the bound
+_ROUNDING = 1e-6  # error of a bound or of a quotient of two
 
 
 def bound_by_branching(
@@ -41,12 +41,12 @@ def bound_by_branching(
     on_bound: Callable[[float], bool],
     num_threads: int = 1,
 ) -> Relaxed:
-    """Finds the least point of a model by branch and cut, or a lower bound.
+    """Finds the cheapest point of a model by branch and cut, or a lower bound.
 
     Args:
         linear: the model's linear relaxation.
-        at_most: only points that cost no more are of interest.
-        on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
+        at_most: the search is limited to points that cost no more.
+        on_bound: called with each lower bound as it is proved; returns whether to continue.
         num_threads: with more than one, the result depends on chance.
     """
     return _Tree(model, graph, linear, at_most, time.perf_counter() + time_limit_s).search(on_bound, num_threads)
@@ -60,13 +60,13 @@ class _Bounds:
     upper: np.ndarray
 
     def split(self, column: int, value: float) -> "tuple[_Bounds, _Bounds]":
-        """Splits the bounds in two: the column is at most its value rounded down, or more."""
+        """Splits the bounds in two: the column is at most its value rounded down, or at least its value rounded up."""
         lower, upper = self.lower.copy(), self.upper.copy()
         upper[column], lower[column] = math.floor(value), math.floor(value) + 1
         return _Bounds(self.lower, upper), _Bounds(lower, self.upper)
 
     def tighten(self, solution: LazySolution, at_most: float) -> "_Bounds":
-        """Leaves out what costs more than `at_most`, by its reduced cost."""
+        """Excludes values that would cost more than `at_most`, by the columns' reduced costs."""
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -78,7 +78,7 @@ class _Bounds:
 
 @dataclass(frozen=True, order=True)
 class _Node:
-    """A node of the tree in little memory: the bounds that differ from the root's, and the values that are not 0."""
+    """A node of the tree in little memory: the bounds that differ from the root's, and the values other than 0."""
 
     bound: float
     number: int
@@ -109,7 +109,7 @@ class _Node:
 
 
 class _Tree:
-    """The open nodes, and what all threads know."""
+    """The open nodes, and the facts that all threads share."""
 
     def __init__(
         self, model: BlockModel, graph: Graph, linear: LinearOptimum, at_most: Callable[[], float], until_s: float
@@ -150,7 +150,7 @@ class _Tree:
         self.needed_rows = np.flatnonzero(needed)
         self.open: list[_Node] = []
         self.num_nodes = 0
-        self.busy: list[float] = []  # the bounds of the nodes that threads are working on
+        self.busy: list[float] = []  # the bounds of the nodes on which threads work
         self.changed = threading.Condition()
         self.result: Relaxed | None = None
 
@@ -159,7 +159,7 @@ class _Tree:
         first.push(self.root, 0.0)
         with ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else nullcontext() as pool:
             others: list[Future[None]] = []
-            with suppress(RuntimeError):  # there can be no more threads
+            with suppress(RuntimeError):  # No more threads can be started.
                 while pool and len(others) < num_threads - 1:
                     others.append(pool.submit(_Brancher(self, on_bound).work))
             first.work()
@@ -178,7 +178,7 @@ class _Tree:
             heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, point))
 
     def take(self, on_bound: Callable[[float], bool]) -> _Node | None:
-        """Takes the next node to branch on, which is busy from then on; returns None once there is a result."""
+        """Takes the next node to branch on, which is busy from then on. Returns None once there is a result."""
         with self.changed:
             while self.result is None:
                 if self.open and self.open[0].bound <= self.at_most:
@@ -225,7 +225,7 @@ class _Brancher:
                 self.tree.release(node)
 
     def push(self, bounds: _Bounds, least: float) -> None:
-        """Solves a node of the tree, which is open unless it costs too much."""
+        """Solves a node of the tree, and opens it unless it costs too much."""
         solution = self.solve(bounds, least)
         bound, at_most = max(solution.bound, least), self.tree.at_most
         if math.isinf(bound) or bound > at_most:
@@ -255,7 +255,7 @@ class _Brancher:
         return solution
 
     def add_cuts(self, point: np.ndarray) -> bool:
-        """Adds the path cuts that a point violates most, and tells whether there are any."""
+        """Adds the path cuts that a point violates most, and returns whether there are any."""
         model = self.tree.model
         found = find_violated_cuts(model, self.tree.graph, point[: model.num_columns])[: SETTINGS.max_node_cuts]
         rows = (path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut) for _, cut in found)
@@ -264,7 +264,7 @@ class _Brancher:
         return bool(found)
 
     def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:
-        """Finds the parts to look at next; a part that a trial closes is left out."""
+        """Returns the parts to examine next, without those that a trial closes."""
         tree = self.tree
         fractional = np.flatnonzero(_is_fractional(point, tree.whole))
         priced = fractional[tree.weights[fractional] > 0]
@@ -301,7 +301,7 @@ class _Brancher:
         return list(bounds.split(best, point[best]))
 
     def expected_gain(self, side: int, columns: np.ndarray) -> np.ndarray:
-        """Estimates how much the bound rises for a unit of change, from trials or, before any, from costs."""
+        """Returns the expected rise of the bound for a unit of change, from trials or, before any trial, from costs."""
         trials = self.tree.trials[side, columns]
         guess = self.tree.weights[columns] * (SETTINGS.down_gain_share, 1.0)[side]
         tried = self.tree.gains[side, columns] / np.maximum(trials, 1)
@@ -309,7 +309,7 @@ class _Brancher:
 
 
 def _is_fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Finds the columns that have to be whole and are not."""
+    """Returns the columns that have to be whole and are not."""
     return whole & (np.abs(point - np.round(point)) > _WHOLE)
 
 
@@ -322,7 +322,7 @@ def _repeated_columns(model: BlockModel) -> list[list[int]]:
 
 
 def _counting_rows(totals: list[list[int]], first: int, num_columns: int) -> sparse.csr_matrix:
-    """Makes a row for each set of columns: their sum less the column, from `first` on, that counts them."""
+    """Returns a row for each set of columns: their sum, less the column, from `first` on, that counts them."""
     starts = np.cumsum([0, *(len(columns) + 1 for columns in totals)])
     columns = [column for number, members in enumerate(totals) for column in (*members, first + number)]
     data = [value for members in totals for value in (*[1.0] * len(members), -1.0)]

@@ -12,7 +12,7 @@ from checkmate_tf.solvers.stages import Event
 
 
 class BlockBuilder:
-    """Collects columns and rows; the optional rows are added by the functions of `rows.py`."""
+    """Collects columns and rows. The functions of `rows.py` add the optional rows."""
 
     def __init__(self, graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -> None:
         self.graph = graph
@@ -38,7 +38,7 @@ class BlockBuilder:
         self._infeasible = False
 
     def build_base(self) -> None:
-        """Columns R and S, rows 1 to 5."""
+        """Adds the columns R and S, and rows 1 to 5."""
         self._add_columns()
         self._add_reuse_rows()
         for block in range(self.num_blocks):
@@ -89,8 +89,10 @@ class BlockBuilder:
         self._scale.append(scale)
 
     def add_memory_row(self, terms: Iterable[Term], fixed_bytes: int, stage: int, event: int | None = None) -> None:
-        """Limits the bytes of `terms` and `fixed_bytes` to the budget less what is resident: those of the computation
-        of a stage's own node, or of the node `event` in the stage."""
+        """Limits the bytes of `terms` and `fixed_bytes` to the budget less the resident bytes.
+
+        They are the memory of the computation of a stage's own node, or of the node `event` in the stage.
+        """
         total: dict[int, int] = {}
         for column, size in terms:
             if column is not None and size:
@@ -104,11 +106,14 @@ class BlockBuilder:
             self.add_row(total.items(), at_most=at_most, scale=float(max(self.room_bytes, 1)))
 
     def retained_into(self, block: int) -> list[tuple[int, int]]:
-        """(value, column) of every S at the entry of a block."""
+        """Returns (value, column) of every S at the entry of a block."""
         return self._retained_by_block[block]
 
     def takeover_bytes(self, reusable: Sequence[int], after: Sequence[int | None], terms: list[Term]) -> int:
-        """Bytes saved at an in-place node; `terms` takes back what depends on a value being held `after`."""
+        """Returns the bytes saved at an in-place node.
+
+        If they depend on values being held `after` it, it adds to `terms` what has to be taken back.
+        """
         if not reusable:
             return 0
         size = self.size(reusable[0])
@@ -123,7 +128,7 @@ class BlockBuilder:
         return 0
 
     def is_kept(self, block: int, value: int) -> bool:
-        """The step's end wants it, and the block is the last."""
+        """Returns whether the step's end reads the value and the block is the last."""
         return block == self.num_blocks - 1 and value in self.outputs
 
     def _add_columns(self) -> None:
@@ -138,7 +143,7 @@ class BlockBuilder:
                         self.retain[block, value] = self.new_column()
 
     def _add_reuse_rows(self) -> None:
-        """Rows 1, 3 and 5."""
+        """Adds rows 1, 3 and 5."""
         for (block, value), column in self.retain.items():
             node = self.graph.producer[value]
             if self.block_of[node] + 2 <= block:
@@ -152,14 +157,14 @@ class BlockBuilder:
                 self.add_row(((column, 1), (again, -1), (self.retain.get((block, value)), -1)), at_most=0)
 
     def used_in(self, first_stage: int, end_stage: int) -> list[int]:
-        """The values that these stages, or the step's end where they include it, read."""
+        """Returns the values that these stages read, including the step's end if they reach it."""
         used = {value for stage in range(first_stage, end_stage) for value in self.graph.nodes[stage].inputs}
         if end_stage == len(self.graph.nodes):
             used |= self.outputs
         return sorted(used)
 
     def _add_use_rows(self, block: int) -> None:
-        """Rows 2."""
+        """Adds rows 2."""
         for value in self.used_in(self.blocks.starts[block], self.ends[block]):
             node = self.graph.producer[value]
             if self.block_of[node] < block:
@@ -167,7 +172,7 @@ class BlockBuilder:
                 self.add_row(((again, 1), (self.retain.get((block, value)), 1)), at_least=1)
 
     def _add_boundary_row(self, block: int) -> None:
-        """Row 4: the memory of computing the block's last stage."""
+        """Adds row 4: the memory of computing the block's last stage."""
         node = self.graph.nodes[self.ends[block] - 1]
         reusable = [value for value in inplace_inputs(self.graph, node) if not self.is_kept(block, value)]
         touched = {*node.inputs, *node.outputs}

@@ -1,12 +1,12 @@
-"""Path cuts, found in the linear relaxation; `model.py` says what they are.
+"""Finds path cuts in the linear relaxation. The docstring of `model.py` defines them.
 
-With short blocks the linear relaxation rebuilds a value from next to nothing: a small part of it in each of many
-blocks, from the same small part of its inputs held for long. Over all these blocks together that cannot be: what is
-used there is held at their start or recomputed whole, and so is what it is recomputed from. With these cuts a few
-blocks give a linear bound that is far above that of blocks of one stage.
+With short blocks, the linear relaxation rebuilds a value from next to nothing: it recomputes a small part in each of
+many blocks, from the same small part of the inputs, which it holds for long. That is impossible over all these blocks
+together: a value that is used there is either held at their start or recomputed as a whole, and so are the values from
+which it is recomputed. With these cuts, a few blocks lead to a linear bound far above that of blocks of one stage.
 
-For given blocks f to l the least amounts Z[i] of recomputation that follow from the values held at the start of f come
-from one pass over the nodes from late to early, so every violated cut is found.
+For given blocks f to l, one pass over the nodes from late to early computes the least amounts Z[i] of recomputation
+that follow from the values held at the start of f. It therefore finds every violated cut.
 """
 
 import math
@@ -25,10 +25,10 @@ from checkmate_tf.solvers.relaxation.rows import build_block_model
 from checkmate_tf.solvers.relaxation.settings import SETTINGS
 from checkmate_tf.solvers.stages import Event
 
-# Dual values of memory rows and of path cuts that are less than these are HiGHS's rounding.
+# Smaller dual values of memory rows and of path cuts are HiGHS's rounding errors.
 _LEAST_WORTH = 1e-6
 _LEAST_WORTH_OF_CUT = 1e-9
-_ROUNDING = 1e-6  # what a reduced cost may be off by, in proportion to the costs compared
+_ROUNDING = 1e-6  # error of a reduced cost, relative to the costs compared
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class BoundedBlocks:
     """Blocks with path cuts, and the linear bound with them, in units of cost.
 
     Args:
-        tightest_stage: the stage within a block whose memory the bound depends on most, if any: the place to cut.
-        linear: the last linear relaxation solved; its columns are those of the blocks' model.
-        model: of the blocks as they were given, with the same columns.
-        memory_bytes: what its solution stands for at each stage.
-        overfull: events whose memory rows, which the blocks do not have, it violates, the worst first.
-        worth_of_start: how much the bound depends on what each start of a block, but the first, makes possible.
-        worth_of_row: how much it depends on each event memory row.
+        tightest_stage: the stage within a block on whose memory the bound depends most, if any: the place to cut.
+        linear: the last linear relaxation solved. Its columns are those of the blocks' model.
+        model: the model of the blocks as they were given, with the same columns.
+        memory_bytes: the memory that its solution represents at each stage.
+        overfull: events whose memory rows the solution violates, although the blocks do not have them, the worst first.
+        worth_of_start: how much the bound depends on the start of each block but the first.
+        worth_of_row: how much the bound depends on each event memory row.
     """
 
     blocks: Blocks
@@ -56,11 +56,11 @@ class BoundedBlocks:
     worth_of_row: Mapping[Event, float] = field(default_factory=dict)
 
     def linear_of(self, model: BlockModel) -> LinearOptimum | None:
-        """The linear relaxation, where it was solved to the end and is of this model."""
+        """Returns the linear relaxation, if it was solved to the end and is of this model."""
         return self.linear if self.linear is not None and len(self.linear.reduced) == model.num_columns else None
 
     def fix_columns(self, model: BlockModel, less_than: float) -> BlockModel:
-        """Fixes the columns of a model that, by their reduced costs, are the same in all points that cost less."""
+        """Fixes the columns of a model that, by their reduced costs, have the same value in all cheaper points."""
         linear = self.linear_of(model)
         if linear is None:
             return model
@@ -78,7 +78,7 @@ def add_path_cuts(
     max_rounds: int = SETTINGS.max_cut_rounds,
     time_limit_s: float = math.inf,
 ) -> BoundedBlocks:
-    """Adds path cuts that raise the linear bound to blocks; those that it does not depend on are dropped."""
+    """Adds path cuts that raise the linear bound to blocks, and drops those on which it does not depend."""
     until_s = time.perf_counter() + time_limit_s
     model = build_block_model(graph, budget_bytes, blocks, reach)
     if model.infeasible or not model.num_columns:
@@ -120,7 +120,7 @@ def add_path_cuts(
 def drop_idle_memory_rows(
     graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach, *, time_limit_s: float = math.inf
 ) -> Blocks:
-    """Leaves out the inner memory rows that the linear bound of blocks does not depend on, nearly all of them."""
+    """Drops the inner memory rows on which the linear bound of blocks does not depend, which are nearly all."""
     model = build_block_model(graph, budget_bytes, blocks, reach)
     linear = None if model.infeasible or not model.num_columns else LinearRelaxation(model).solve(time_limit_s)
     if linear is None:
@@ -153,7 +153,7 @@ def _worth_of_start(
 
 
 def find_violated_cuts(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:
-    """Finds the path cuts that a point violates, each with the amount, the most violated first."""
+    """Returns the path cuts that a point violates, each with the amount, the most violated first."""
     num_blocks = len(model.blocks.starts)
     held = np.zeros((num_blocks + 1, len(graph.values)))
     again = np.zeros((num_blocks + 1, len(graph.nodes)))
@@ -191,7 +191,7 @@ class _Uses:
             self._used.update(value for value in self._graph.outputs if self._graph.producer[value] < begin)
 
     def find_violated(self, last: int, held_after: np.ndarray, again: np.ndarray) -> list[tuple[float, PathCut]]:
-        """Finds the cuts of blocks `first` to `last`; `again` is how much of each node they recompute together."""
+        """Returns the cuts of blocks `first` to `last`. `again` is how much of each node they recompute together."""
         graph, held = self._graph, self._held
         begin, end = self._ends[self._first], self._ends[last + 1]
         need = {value: 1.0 - held[value] for value in self._used}

@@ -1,4 +1,4 @@
-"""Where blocks are cut: for the linear bound of the block relaxation, and where its solutions overshoot."""
+"""Chooses where to cut blocks: for the linear bound of the block relaxation, and where its solutions overshoot."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -14,7 +14,7 @@ from checkmate_tf.solvers.relaxation.model import Blocks, expand
 from checkmate_tf.solvers.relaxation.settings import SETTINGS
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events, stages_of
 
-_LEAST_WORTH = 1e-9  # a dual value that is less is HiGHS's rounding
+_LEAST_WORTH = 1e-9  # smaller dual values are HiGHS's rounding errors
 
 
 def cut_blocks(
@@ -28,18 +28,17 @@ def cut_blocks(
     find_overshot: Callable[[BoundedBlocks], list[int]] = lambda _: [],
     has_time: Callable[[], bool] = lambda: True,
 ) -> BoundedBlocks:
-    """Cuts blocks where memory is short in the linear relaxation, until several steps have hardly raised its bound.
+    """Cuts blocks where memory is short in the linear relaxation, until several steps hardly raise its bound.
 
-    Event memory rows that its solutions violate are added, and left out again where the bound does not depend on them.
-
-    Starts are added where the solution itself is short of memory, or those of `find_overshot`, whichever raised the
-    bound more the last time.
+    Event memory rows that its solutions violate are added, and dropped again if the bound does not depend on them.
+    Starts are added either where the solution itself is short of memory, or as `find_overshot` returns them, whichever
+    raised the bound more the last time.
 
     Args:
         strengthen: adds path cuts and solves the linear relaxation.
-        known_cost: extra cost of a schedule that is known, or a guess of it.
-        everywhere: cuts at several places at once, also where the bound depends on one stage: good with large graphs.
-        find_overshot: starts to add where a schedule made of the solution is above the budget.
+        known_cost: extra cost of a known schedule, or a guess of it.
+        everywhere: cut at several places at once, even if the bound depends on one stage. That suits large graphs.
+        find_overshot: returns starts to add where a schedule made from the solution is above the budget.
     """
     best = last = strengthen(blocks)
     mark, patience = best.bound, SETTINGS.patience_steps
@@ -65,9 +64,9 @@ def cut_blocks(
 
 
 def find_overshot_starts(bounded: BoundedBlocks, graph: Graph, reduced: Graph, budget_bytes: int) -> list[int]:
-    """Finds starts to add where the rounded solution, as a schedule, is most above the budget.
+    """Returns starts to add where the rounded solution, as a schedule, is most above the budget.
 
-    They are after the stage, or on both sides of it where a recomputation is above the budget.
+    They are after the stage, or on both sides of it if a recomputation is above the budget.
     """
     linear, model = bounded.linear, bounded.model
     if linear is None or model is None:
@@ -94,13 +93,13 @@ def join_blocks(
     wanted: Collection[int] = (),
     has_time: Callable[[], bool],
 ) -> BoundedBlocks:
-    """Joins blocks while the linear bound stays high enough, first where the cut between two matters least.
+    """Joins blocks while the linear bound stays high enough, beginning where the cut between two matters least.
 
-    The search tree of a program with few blocks grows many times as fast, which is worth more than the little that the
-    linear bound loses.
+    HiGHS searches the tree of a program with few blocks many times as fast. That is worth more than the small loss of
+    the linear bound.
 
     Args:
-        at_least: the linear bound asked for.
+        at_least: the linear bound to keep.
         wanted: starts that stay.
     """
     best, kept = full, set(wanted)
@@ -122,16 +121,16 @@ def join_blocks(
 
 
 def _select_useful_rows(bounded: BoundedBlocks, wanted: Iterable[Event]) -> frozenset[Event]:
-    """Selects the event memory rows that the bound depends on, and those that are wanted anyway."""
+    """Returns the event memory rows on which the bound depends, and those in `wanted`."""
     useful = {row for row, worth in bounded.worth_of_row.items() if worth > _LEAST_WORTH}
     return bounded.blocks.rows & useful.union(wanted)
 
 
 def _find_starts_short_of_memory(bounded: BoundedBlocks, budget_bytes: int, everywhere: bool) -> list[int]:
-    """Finds a start to add: after the stage inside a block that the bound depends on most.
+    """Returns a start to add: after the stage inside a block on which the bound depends most.
 
-    Where there is no such stage, and with `everywhere` in addition, starts are where the memory that the fractional
-    solution stands for is above the budget.
+    If there is no such stage, or with `everywhere`, it also returns starts where the memory that the fractional
+    solution represents is above the budget.
     """
     memory_bytes = bounded.memory_bytes
     starts = [] if bounded.tightest_stage is None else [bounded.tightest_stage + 1]
@@ -149,16 +148,16 @@ def _find_starts_short_of_memory(bounded: BoundedBlocks, budget_bytes: int, ever
 
 
 class Overshoots:
-    """Where the schedules of solutions were above the budget so far."""
+    """Where the schedules of solutions have exceeded the budget so far."""
 
     def __init__(self) -> None:
-        self._times: dict[int, int] = {}  # of each node in the midst of a block
+        self._times: dict[int, int] = {}  # of each node inside a block
         self._hot: set[int] = set()  # nodes in blocks of one stage
 
     def cut(self, blocks: Blocks, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Blocks:
-        """Cuts a block, or adds rows, at the worst overshoot of a schedule where there is anything to add.
+        """Cuts a block, or adds rows, at the worst overshoot of a schedule for which there is anything to add.
 
-        At several at once, programs grow so fast that soon none is solved to its end.
+        Cutting at several at once would make programs grow so fast that soon none is solved to its end.
         """
         stages = stages_of(schedule)
         num_stages = int(stages[-1]) + 1

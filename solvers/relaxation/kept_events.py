@@ -1,4 +1,4 @@
-"""The best recomputations of a search that does not anneal."""
+"""Keeps the best recomputations of a search that does not anneal."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events
 
 
 class KeptEvents:
-    """What `Annealer` keeps, without its moves: the cheapest of the sets loaded that keep within the budget."""
+    """A stand-in for `Annealer` without moves: the cheapest of the loaded sets that stay within the budget."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -33,7 +33,7 @@ class KeptEvents:
         return ()
 
     def restart(self) -> None:
-        """Nothing to go on from."""
+        """Does nothing, because there are no moves."""
 
     def best_events(self) -> np.ndarray | None:
         return self._events

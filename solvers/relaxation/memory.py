@@ -1,7 +1,8 @@
-"""What memory a fractional solution of the block relaxation stands for: it shows where to cut blocks next.
+"""Estimates the memory that a fractional solution of the block relaxation represents, to find where to cut next.
 
-In the relaxation a value that a block recomputes takes no memory inside the block. Here it is held from where the block
-first needs it, as far as it is recomputed; what feeds a recomputation alone is held to the end of that stage.
+In the relaxation, a value that a block recomputes takes no memory inside the block. Here it is held from the position
+at which the block first needs it, as far as it is recomputed. Inputs of a recomputation alone are held to the end of
+that stage.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from checkmate_tf.solvers.stages import Event
 
 
 def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) -> np.ndarray:
-    """Estimates the memory of each stage at the first computation of its node, float64 [num_stages]."""
+    """Returns the estimated memory of each stage at the first computation of its node, float64 [num_stages]."""
     num_blocks = len(model.blocks.starts)
     again: list[dict[int, float]] = [{} for _ in range(num_blocks)]
     held: list[dict[int, float]] = [{} for _ in range(num_blocks + 1)]
@@ -35,9 +36,9 @@ def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) ->
 def _memory_of_block(
     graph: Graph, first: int, last: int, again: Mapping[int, float], carried: Mapping[int, float]
 ) -> np.ndarray:
-    """Estimates the memory of the stages `first` to `last`.
+    """Returns the estimated memory of the stages `first` to `last`.
 
-    `again` is how much of each node is recomputed there, `carried` how much of each value is held at the end.
+    `again` is the amount of each node that is recomputed there, and `carried` the amount of each value held at the end.
     """
     change = np.zeros(last - first + 2)
     place: dict[int, int] = {}
@@ -78,7 +79,7 @@ def _places(nodes: Iterable[int], place: Mapping[int, int]) -> list[int]:
 def overfull_events(
     model: BlockModel, graph: Graph, budget_bytes: int, reach: Reach, point: np.ndarray
 ) -> tuple[Event, ...]:
-    """Finds recomputations in blocks of one stage whose memory rows are left out and violated, the worst first."""
+    """Returns recomputations in blocks of one stage whose memory rows are left out and violated, the worst first."""
     num_stages, room_bytes = model.num_stages, budget_bytes - graph.resident_bytes
     singles = [(block, stage) for block, stage in enumerate(model.blocks.starts)
                if model.blocks.is_single(stage, num_stages)]  # fmt: skip
@@ -101,7 +102,7 @@ def overfull_events(
 def _memory_of_events(
     graph: Graph, stage: int, again: Mapping[int, float], held: np.ndarray, carried: np.ndarray, reach: Reach
 ) -> dict[int, float]:
-    """Computes the left side of the event memory row of each node recomputed in a stage.
+    """Returns the left side of the event memory row of each node recomputed in a stage.
 
     An in-place node counts as if only one of its inputs could give its storage to the output.
     """

@@ -1,25 +1,26 @@
-"""The block relaxation: stages cut into blocks, memory rows only where they were asked for.
+"""The block relaxation: stages are cut into blocks, and memory rows exist only where they were added.
 
-Checkmate's stage t recomputes some nodes i < t, each at most once and in the input order, then computes node t. The
-stages are cut into consecutive blocks; b(i) is the block of stage i. For blocks b > b(i): R[b, i] is 1 when node i is
-recomputed at least once in block b, S[b, o] when value o of node i is held at the entry of block b. An undefined
-variable is 0. The least sum of cost[i] R[b, i] is subject to
+Checkmate's stage t recomputes some nodes i < t, each at most once and in the input order, and then computes node t. The
+stages are cut into consecutive blocks, and b(i) is the block of stage i. For blocks b > b(i), R[b, i] is 1 if node i is
+recomputed at least once in block b, and S[b, o] is 1 if value o of node i is held at the entry of block b. An undefined
+variable is 0. The program minimizes the sum of cost[i] R[b, i], subject to
 
 1. S[b, o] <= S[b-1, o] + R[b-1, i] for b >= b(i) + 2;
-2. R[b, i] + S[b, o] >= 1 where a stage of block b reads o, or the step's end wants it;
+2. R[b, i] + S[b, o] >= 1 if a stage of block b, or the step's end in it, reads o;
 3. R[b, j] <= R[b, i] + S[b, o] for every value o that node j reads;
 4. boundary memory rows: the memory of the last computation of each block, with the values held into the next;
 5. R[b, i] + S[b, o] <= 1 in blocks of one stage;
-6. event memory rows: in blocks of one stage t, for the events k < t asked for, the memory of computing k in stage t;
-7. inner memory rows: in longer blocks, for the stages t asked for, the memory of computing node t. A value that is not
-   recomputed in the block is there if the block reads it later, or if it is held into the next. Here R[b(i), i] too is
-   defined: node i is recomputed in its own block;
+6. event memory rows: in blocks of one stage t, for chosen events k < t, the memory of computing k in stage t;
+7. inner memory rows: in longer blocks, for chosen stages t, the memory of computing node t. A value that is not
+   recomputed in the block is in memory if the block reads it later, or if it is held into the next. For these rows,
+   R[b(i), i] is defined, too: node i is recomputed in its own block;
 8. path cuts (`cuts.py`): a stage in several consecutive blocks, from block f on, reads o1, whose node reads o2,
    and so on to o: node i of o is recomputed in one of these blocks, or one of o1 to o is held at the entry of block f.
 
 Every schedule in stage space maps to a point that costs no more, so the optimum is a lower bound for any boundaries and
-any subset of the rows from 6 on; with all event memory rows it is Checkmate's MILP (section 4.7) with values held
-apart. Rows 1 to 4 hold for any schedule whose first computations are in the input order.
+any subset of the rows from 6 on. With all event memory rows and one stage in each block, it is Checkmate's MILP
+(section 4.7) with values held separately. Rows 1 to 4 hold for any schedule whose first computations are in the input
+order.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.stages import Event
 
 Term = tuple[int | None, int]
-"""(column, coefficient); a column that does not exist is 0."""
+"""A term (column, coefficient). A column that does not exist is 0."""
 
 
 @dataclass(frozen=True, order=True)
@@ -41,8 +42,8 @@ class PathCut:
     """A path cut for the blocks of the stages first_stage to end_stage - 1, at whose ends blocks are cut.
 
     Args:
-        carried: what wants the first value is not a stage there but a later block: it is held at the end.
-        path: values of nodes before `first_stage`; each is read by the node of the one before.
+        carried: whether not a stage there but a later block needs the first value, so that it is held at the end.
+        path: values of nodes before `first_stage`, each read by the node of the one before.
     """
 
     first_stage: int
@@ -53,12 +54,13 @@ class PathCut:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a model has.
+    """The blocks and rows of a model.
 
     Args:
         starts: the first stage of each block, in order; the first is 0.
         rows: the events (stage, node) of blocks of one stage whose memory is limited.
-        inner: the stages of longer blocks whose memory is limited; the last of a block has its boundary row already.
+        inner: the stages inside longer blocks whose memory is limited. The last stage of a block always has its
+            boundary row.
         cuts: path cuts.
     """
 
@@ -71,29 +73,29 @@ class Blocks:
         return int(np.searchsorted(self.starts, stage, side="right")) - 1
 
     def is_single(self, stage: int, num_stages: int) -> bool:
-        """Stage `stage` is a block of its own."""
+        """Returns whether `stage` is a block of its own."""
         block = self.of_stage(stage)
         end = self.starts[block + 1] if block + 1 < len(self.starts) else num_stages
         return end - self.starts[block] == 1
 
     def without(self, starts: Collection[int]) -> "Blocks":
-        """Joins the blocks that these are the starts of to those before."""
+        """Returns blocks in which each block with one of these starts is joined to the one before."""
         rows = frozenset((stage, node) for stage, node in self.rows if not {stage, stage + 1} & set(starts))
         cuts = frozenset(cut for cut in self.cuts if cut.first_stage not in starts and cut.end_stage not in starts)
         kept = tuple(start for start in self.starts if start not in starts)
         return replace(self, starts=kept, rows=rows, cuts=cuts)
 
     def with_starts(self, starts: Iterable[int]) -> "Blocks":
-        """Cuts blocks at these stages too."""
+        """Returns blocks that are also cut at these stages."""
         return replace(self, starts=tuple(sorted({*self.starts, *starts})))
 
 
 @dataclass(frozen=True)
 class LinearRows:
-    """Rows lower <= A x <= upper in compressed row form; every number is whole or infinite.
+    """Rows lower <= A x <= upper in compressed row form. Every number is whole or infinite.
 
     Args:
-        scale: of each row, what its coefficients are best divided by in floating point.
+        scale: divisor of each row's coefficients that suits floating point.
     """
 
     start: np.ndarray
@@ -106,7 +108,7 @@ class LinearRows:
 
 @dataclass(frozen=True)
 class Derived:
-    """The value of a column that follows from others: 1 where one of `any_of` is 1 and `but_not` is not."""
+    """The value of a column that follows from others: 1 if one of `any_of` is 1 and `but_not` is not."""
 
     any_of: tuple[int, ...]
     but_not: int | None = None
@@ -114,17 +116,17 @@ class Derived:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The mixed-integer program. Columns: R and S (integer), and those that follow from them, all from 0 to 1.
+    """The mixed-integer program. Its columns are R and S (integer), and those that follow from them, all from 0 to 1.
 
     Args:
         recompute: column of R[block, node].
         retain: column of S[block, value].
-        derived: column -> what it follows from, in an order in which they can be computed.
+        derived: column -> the columns from which it follows, in an order in which they can be computed.
         memory_row: stage -> its boundary or inner memory row.
         event_row: (stage, node) -> its event memory row.
         costs: of each column, int64, in units of `cost_unit`, rounded down.
         infeasible: a row without variables is violated.
-        fixed: column -> what it is in every point of interest.
+        fixed: column -> its value in every point of interest.
     """
 
     blocks: Blocks
@@ -152,7 +154,7 @@ class BlockModel:
 
 @dataclass(frozen=True)
 class Reach:
-    """The last stage that can want each value and each node, int64; -1 where nothing does."""
+    """The last stage that can need each value and each node, int64; -1 if nothing does."""
 
     of_value: np.ndarray
     of_node: np.ndarray
@@ -177,7 +179,7 @@ def path_cut_row(
     graph: Graph,
     cut: PathCut,
 ) -> tuple[list[Term], int]:
-    """The row of a path cut: its terms, and what they come to at least."""
+    """Returns the row of a path cut: its terms, and their least sum."""
     first, last = blocks.of_stage(cut.first_stage), blocks.of_stage(cut.end_stage - 1)
     node = graph.producer[cut.path[-1]]
     terms: list[Term] = [(recompute.get((block, node)), 1) for block in range(first, last + 1)]
@@ -188,7 +190,7 @@ def path_cut_row(
 
 
 def point_of(model: BlockModel, events: Iterable[Event], held: Sequence[set[int]]) -> np.ndarray:
-    """The model's columns for a set of recomputations; `held` are the values at the entry of each block."""
+    """Returns the model's columns for a set of recomputations. `held` are the values at the entry of each block."""
     point = np.zeros(model.num_columns)
     for stage, node in events:
         column = model.recompute.get((model.blocks.of_stage(stage), node))
@@ -203,11 +205,11 @@ def point_of(model: BlockModel, events: Iterable[Event], held: Sequence[set[int]
 
 
 def expand(model: BlockModel, graph: Graph, point: np.ndarray, memory_bytes: np.ndarray) -> set[Event]:
-    """Recomputations of a solution.
+    """Returns the recomputations of a solution.
 
-    A node is recomputed where its block first needs it; one that is also there when the block starts, or is computed
-    in it, after the gap between two uses in which `memory_bytes`, of each stage, is highest; one that is only carried
-    out, in the last stage.
+    A node is recomputed where its block first needs it. If it is also in memory at the start of the block, or computed
+    in the block, it is recomputed after the gap between two uses in which `memory_bytes`, of each stage, is highest. A
+    node that is only carried out is recomputed in the last stage.
     """
     starts = (*model.blocks.starts, model.num_stages)
     chosen: list[list[int]] = [[] for _ in model.blocks.starts]

@@ -1,7 +1,7 @@
-"""Solves the mixed-integer program of a block relaxation, with CP-SAT or with HiGHS.
+"""Solves the mixed-integer program of a block relaxation with CP-SAT or HiGHS.
 
-CP-SAT works in whole numbers, so its bound is exact, and on graphs of some hundred nodes it is several times faster
-than HiGHS: all rows but those of memory are clauses. HiGHS is better where there are very many columns.
+CP-SAT calculates in whole numbers, so its bound is exact. On graphs of some hundred nodes it is several times faster
+than HiGHS, because all rows except those of memory are clauses. HiGHS is better if there are very many columns.
 """
 
 import math
@@ -17,9 +17,9 @@ from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation.model import BlockModel, Term
 from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
-# The largest cost in the numbers that HiGHS sees: far above its tolerances, far below where it loses digits.
+# The largest cost in HiGHS's units: far above its tolerances, and far below the digits that it loses.
 _LARGEST_COST = 1e3
-_ROUNDING = 1e-6  # HiGHS's tolerance, in those numbers
+_ROUNDING = 1e-6  # HiGHS's tolerance, in these units
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Relaxed:
     """A lower bound on the extra cost, in units of cost, and the best point found.
 
     Args:
-        lower_bound: infinite where there is no point (at most `at_most`, where that was asked for).
+        lower_bound: infinite if there is no point (at most `at_most`, if that was given).
         optimal: the point is within the gap asked for.
     """
 
@@ -52,14 +52,14 @@ def bound_with_highs(
     at_most: float = math.inf,
     on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
-    """Finds the least point of a model with HiGHS, or a lower bound.
+    """Finds the cheapest point of a model with HiGHS, or a lower bound.
 
     Args:
-        gap: the difference of point and bound, in units of cost, at which to stop.
+        gap: difference between point and bound, in units of cost, at which to stop.
         start: a point to begin with.
-        max_nodes: of the search tree.
-        at_most: only points that cost no more are of interest.
-        on_bound: told of the lower bound now and then; what it returns says whether to go on.
+        max_nodes: limit of the search tree.
+        at_most: the search is limited to points that cost no more.
+        on_bound: called with the lower bound from time to time; returns whether to continue.
     """
     if model.infeasible or not model.num_columns:
         return _without_columns(model)
@@ -69,7 +69,7 @@ def bound_with_highs(
         time_limit_s=max(time_limit_s, 0.01), absolute_gap=max(gap / unit, _ROUNDING), max_nodes=max_nodes,
         heuristic_effort=0.0, restarts=math.isfinite(at_most),
     )  # fmt: skip
-    slack = _ROUNDING + 1e-9 * model.num_columns  # what HiGHS's tolerances may have added to the bound
+    slack = _ROUNDING + 1e-9 * model.num_columns  # error of the bound that HiGHS's tolerances allow
 
     def safe(bound: float) -> float:
         return (bound - slack - 1e-9 * abs(bound)) * unit if math.isfinite(bound) else 0.0
@@ -92,7 +92,7 @@ class LinearOptimum:
     Args:
         bound: in units of cost.
         slack: how much each row may still shrink.
-        worth: what a unit of each row is worth.
+        worth: the worth of a unit of each row, in units of cost.
         reduced: the reduced cost of each column, in units of cost.
     """
 
@@ -113,11 +113,11 @@ class LinearRelaxation:
         self._program = LinearProgram(program, presolves=program.num_rows <= SETTINGS.presolve_rows)
 
     def add_rows(self, rows: Iterable[tuple[Sequence[Term], int]]) -> None:
-        """Adds rows given by their terms and what these come to at least."""
+        """Adds rows, each given by its terms and their least sum."""
         self._program.add_rows(*rows_of_terms(rows, self._num_columns))
 
     def solve(self, time_limit_s: float = math.inf) -> LinearOptimum | None:
-        """Solves it; None where there is no point, or time is up."""
+        """Solves the relaxation. Returns None if there is no point, or if time is up."""
         result = self._program.solve(time_limit_s)
         if not result.optimal or result.point is None:
             return None
@@ -127,7 +127,7 @@ class LinearRelaxation:
 
 
 def rows_of_terms(rows: Iterable[tuple[Sequence[Term], int]], num_columns: int) -> tuple[sparse.csr_matrix, np.ndarray]:
-    """Returns the coefficients of rows given by their terms, and what each row comes to at least."""
+    """Returns the coefficients of rows given by their terms, and the least sum of each row."""
     data, columns, starts, lower = [], [], [0], []
     for terms, at_least in rows:
         there = [(column, coefficient) for column, coefficient in terms if column is not None]
@@ -139,12 +139,12 @@ def rows_of_terms(rows: Iterable[tuple[Sequence[Term], int]], num_columns: int) 
 
 
 def cost_scale(model: BlockModel) -> float:
-    """Returns how many of the model's units of cost are one unit of the objective that HiGHS sees."""
+    """Returns the number of the model's units of cost in one unit of HiGHS's objective."""
     return max(float(model.costs.max(initial=1)) / _LARGEST_COST, 1.0)
 
 
 def _scaled_program(model: BlockModel) -> MixedIntegerProgram:
-    """Makes the program of a model in numbers that are good for floating point."""
+    """Returns the program of a model in numbers that suit floating point."""
     rows, scale = model.rows, np.repeat(model.rows.scale, np.diff(model.rows.start))
     return _program(
         model, model.costs / cost_scale(model), rows.coefficient / scale, rows.lower / rows.scale,
@@ -176,12 +176,14 @@ def bound_with_cpsat(
     work_limit: float = math.inf,
     on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
-    """Finds the least point of a model with CP-SAT, or a lower bound; further arguments as for `bound_with_highs`.
+    """Finds the cheapest point of a model with CP-SAT, or a lower bound.
+
+    Further arguments are as for `bound_with_highs`.
 
     Args:
-        at_least, at_most: only points with a cost between these are of interest.
-        work_limit: CP-SAT's deterministic time; about seconds.
-        on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
+        at_least, at_most: the search is limited to points with a cost between these.
+        work_limit: limit of CP-SAT's deterministic time, roughly in seconds.
+        on_bound: called with each lower bound as it is proved; returns whether to continue.
     """
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 

@@ -1,4 +1,4 @@
-"""The rows of the block relaxation that are added where they are asked for: those of memory, and path cuts."""
+"""Adds the optional rows of the block relaxation: those of memory, and path cuts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Derived, R
 
 
 def build_block_model(graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -> BlockModel:
-    """The relaxation of `blocks`; memory is in bytes."""
+    """Builds the relaxation of `blocks`. Memory is in bytes."""
     builder = BlockBuilder(graph, budget_bytes, blocks, reach)
     builder.build_base()
     events = _EventMemoryRows(builder)
@@ -28,9 +28,9 @@ def build_block_model(graph: Graph, budget_bytes: int, blocks: Blocks, reach: Re
 class _EventMemoryRows:
     """Event memory rows: the memory of computing a node again in a stage that is a block of its own.
 
-    H, "value o is needed at or after event k of stage t", is 1 if node t reads o. Else, with a the first user of o in
-    k <= a < t, H is 1 if a is recomputed or o is needed at or after a + 1; without such a user H is S in the next
-    stage. One H serves all k with the same next user.
+    H, "value o is needed at or after event k of stage t", is 1 if node t reads o. Otherwise, let a be the first user of
+    o with k <= a < t: H is 1 if a is recomputed or o is needed at or after a + 1. Without such a user, H is S in the
+    next stage. One H serves all k with the same next user.
     """
 
     def __init__(self, builder: BlockBuilder) -> None:
@@ -74,12 +74,12 @@ class _EventMemoryRows:
         terms.append((dropped, -builder.size(reusable[0])))
 
     def _older(self, event: int, stage: int) -> list[int]:
-        """Values of nodes before `event` that may be wanted in or after `stage`."""
+        """Yields values of nodes before `event` that may be needed in or after `stage`."""
         wanted = (self._builder.reach.of_value >= stage) & (self._builder.graph.sizes_bytes > 0)
         return np.flatnonzero((self._producers < event) & wanted).tolist()
 
     def _needed(self, block: int, stage: int, value: int, event: int) -> tuple[int | None, bool]:
-        """H: whether `value` is needed at or after `event` in `stage`: a column, or the constant True."""
+        """Returns H, whether `value` is needed at or after `event` in `stage`: a column, or the constant True."""
         builder = self._builder
         users = builder.graph.users[value]
         if stage in users or builder.is_kept(block, value):
@@ -108,8 +108,8 @@ class _EventMemoryRows:
 class _InnerMemoryRows:
     """Inner memory rows: the memory of computing node t in a longer block.
 
-    What is not recomputed in the block is there from before t (it is computed earlier or held at the entry) to its
-    last use, so it counts if a stage of the block after t reads it, or if it is held into the next block.
+    A value that is not recomputed in the block is in memory from before t (it is computed earlier or held at the entry)
+    to its last use. It therefore counts if a stage of the block after t reads it, or if it is held into the next block.
     """
 
     def __init__(self, builder: BlockBuilder) -> None:
@@ -140,7 +140,7 @@ class _InnerMemoryRows:
         builder.add_memory_row(terms, fixed, stage)
 
     def _again(self, block: int, node: int) -> int | None:
-        """R, in the node's own block too."""
+        """Returns the column of R, in the node's own block, too."""
         builder = self._builder
         if not builder.graph.nodes[node].recomputable:
             return None
@@ -149,7 +149,7 @@ class _InnerMemoryRows:
         return builder.recompute.get((block, node))
 
     def _carried_over(self, block: int, value: int, held: int) -> int:
-        """1 where a value is held into the next block and not recomputed in this one."""
+        """Returns a column that is 1 if a value is held into the next block and not recomputed in this one."""
         again = self._again(block, self._builder.graph.producer[value])
         if again is None:
             return held

@@ -1,95 +1,101 @@
-"""The numbers that steer the block relaxation, and what each of them trades."""
+"""The numbers that steer the block relaxation, and the trade-off behind each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the search by block relaxation proceeds.
+    """Steers the search by block relaxation.
 
-    Args, of the annealing that gives schedules:
-        anneal_share: of the time limit, for the annealing before the first relaxation. More gives better schedules to
-            begin with and leaves less time for bounds.
-        cooling_shares: of those moves and that time, for each cooling in turn. Short ones first end the search early
-            on easy graphs.
-        gentle_moves_per_node: annealing from the solution of a relaxation. More repairs worse solutions, and delays
-            the next relaxation.
-        gentle_share: of the time that is left, at most, for one such annealing.
-        least_gentle_s: this annealing may always take so long.
+    Args, of the annealing that finds schedules:
+        anneal_share: share of the time limit for the annealing before the first relaxation. More finds better schedules
+            to begin with, and leaves less time for bounds.
+        cooling_shares: shares of those moves and that time, for each cooling in turn. Short ones first end the search
+            early on easy graphs.
+        gentle_moves_per_node: moves of annealing from the solution of a relaxation. More repairs worse solutions, and
+            delays the next relaxation.
+        gentle_share: largest share of the remaining time for one such annealing.
+        least_gentle_s: such an annealing may always take so long.
 
-    Args, of the gap that a mixed-integer program is solved to:
-        first_gap_share: of the gap between incumbent and bound. Less solves each program further, and refines the
+    Args, of the gap to which a mixed-integer program is solved:
+        first_gap_share: share of the gap between incumbent and bound. Less solves each program further, and refines the
             blocks less often.
-        exact_gap_share: the same where the search is `exact`: its programs are large, and it refines blocks sooner.
-        least_gap_share: once the gap asked for is smaller than this share, there is nothing left to refine.
-        enough_share: of the tolerance of the whole search. A smaller gap of one program would be of no use.
-        tighten_ratio: by which the gap is divided, and the work multiplied, to solve the same model further.
+        exact_gap_share: the same if the search is `exact`. Its programs are large, and it refines blocks sooner.
+        least_gap_share: once the requested gap is smaller than this share, there is nothing left to refine.
+        enough_share: share of the tolerance of the whole search. A smaller gap of one program would be useless.
+        tighten_ratio: divides the gap, and multiplies the work, to solve the same model further.
 
-    Args, of the work of CP-SAT on one program, in its deterministic time, which is about seconds:
-        little_work: to begin with. More solves each program further, and refines the blocks less often.
-        near_work: at least this much where the linear bound is very near a known cost, so that a proof is likely.
-        much_work: at least this much from the first program on that stays open.
-        stall_share: of the gap. A round that raises the bound by less doubles the work of the next.
+    Args, of the work of CP-SAT on one program, in its deterministic time, roughly in seconds:
+        little_work: work of the first programs. More solves each program further, and refines the blocks less often.
+        near_work: least work if the linear bound is very close to a known cost, so that a proof is likely.
+        much_work: least work from the first program on that stays open.
+        stall_share: share of the gap. A round that raises the bound by less doubles the work of the next.
 
     Args, of the blocks:
-        cut_steps: cuts of blocks in one round, at most, once programs stay open. More raises the linear bound further,
-            by programs that grow with each cut.
-        inner_rows: memory rows inside blocks, at most, that are tried where many values are small.
-        grow_share: of the time that is left, for cutting blocks in one round.
-        shrink_share: of the time that is left, for joining blocks again where HiGHS follows. Fewer blocks give smaller
+        cut_steps: largest number of cuts in one round, once programs stay open. More raises the linear bound further,
+            with programs that grow with each cut.
+        inner_rows: largest number of memory rows inside blocks that are tried if many values are small.
+        grow_share: share of the remaining time for cutting blocks in one round.
+        shrink_share: share of the remaining time for joining blocks again before HiGHS. Fewer blocks make smaller
             search trees, and a lower linear bound.
-        shrink_share_of_cpsat: the same where CP-SAT follows, which gains less by it.
-        forgone_share: of what the linear bound lacks to the known cost, that joining blocks may give up.
-        forgone_share_of_cpsat: the same where CP-SAT follows.
-        first_kept_share: of the linear bound, that joining blocks keeps before any program has stayed open.
-        strengthen_share: of the time that is left, for finding path cuts once.
-        nearly_closed_share: the bound of whole programs is so far on the way from the linear bound to the incumbent
-            that cutting blocks any further is not worthwhile.
-        largest_part_share: of the nodes. Parts between cuts are solved apart only where each is smaller.
+        shrink_share_of_cpsat: the same before CP-SAT, which gains less by it.
+        forgone_share: share of the difference between the linear bound and the known cost that joining blocks may give
+            up.
+        forgone_share_of_cpsat: the same before CP-SAT.
+        first_kept_share: share of the linear bound that joining blocks keeps before any program has stayed open.
+        strengthen_share: share of the remaining time for finding path cuts once.
+        nearly_closed_share: share of the way from the linear bound to the incumbent. Once the bound of whole programs
+            has come so far, cutting blocks any further is not worthwhile.
+        largest_part_share: share of the nodes. Parts between cuts are solved separately only if each is smaller.
 
     Args, of the choice of the method for a program:
-        many_columns: programs with more are left to HiGHS, which copes better with them than CP-SAT does.
-        near_share: of a known cost. With a linear bound above it, an `exact` search uses branch and cut.
-        very_near_share: of a known cost. With a linear bound above it, CP-SAT gets `near_work`.
-        easy_rounds: in the first rounds HiGHS is tried before CP-SAT, as such programs often close at once.
-        easy_columns: with at most so many columns HiGHS is always tried first.
-        easy_nodes: of the search tree, after which HiGHS gives up on such a program.
-        easy_share: of the time that is left, after which it gives up.
+        many_columns: programs with more are left to HiGHS, which handles them better than CP-SAT does.
+        near_share: share of a known cost. With a linear bound above it, an `exact` search uses branch and cut.
+        very_near_share: share of a known cost. With a linear bound above it, CP-SAT gets `near_work`.
+        easy_rounds: in the first rounds, HiGHS is tried before CP-SAT, because such programs often close at once.
+        easy_columns: with at most so many columns, HiGHS is always tried first.
+        easy_nodes: size of the search tree after which HiGHS gives up on such a program.
+        easy_share: share of the remaining time after which it gives up.
         least_easy_s: HiGHS may always take so long.
         presolve_rows: linear programs with more rows are not presolved, which would take longer than solving them.
 
     Args, of cutting and joining blocks (`growth.py`, `memory.py`):
-        notable_rise_share: of what the linear bound is below the known cost. A smaller rise counts as none.
-        patience_steps: cuts without a notable rise, after which cutting ends.
-        max_places: cuts at once where blocks are cut everywhere. More takes fewer steps and places them less well.
-        apart_stages: cuts at once are more than this many stages apart, as neighbours would serve the same need.
-        max_event_rows: event memory rows that are added in one step.
-        over_budget_ratio: memory above the budget by less than this is taken for rounding.
-        join_one_in: of the blocks there are, one in so many is joined to the one before at the first attempt. Each
-            success doubles the number, each failure halves it.
-        least_recomputed_share: of a node. Smaller shares of it in a fractional solution are not looked at.
+        notable_rise_share: share of the difference between the linear bound and the known cost. A smaller rise counts
+            as none.
+        patience_steps: number of cuts without a notable rise, after which cutting ends.
+        max_places: number of cuts at once if blocks are cut everywhere. More takes fewer steps and places them less
+            well.
+        apart_stages: cuts at once are more than this many stages apart, because neighbours would serve the same need.
+        max_event_rows: number of event memory rows that are added in one step.
+        over_budget_ratio: a smaller excess over the budget counts as rounding.
+        join_one_in: at the first attempt, one in so many blocks is joined to the one before. Each success doubles the
+            number, each failure halves it.
+        least_recomputed_share: share of a node. Smaller shares of it in a fractional solution are ignored.
 
     Args, of path cuts (`cuts.py`):
-        least_violation: cuts that are violated by less are left out: they are many, and raise the bound little.
-        max_cuts: of one round. More raises the bound in fewer rounds, by larger linear programs.
-        max_cut_rounds: linear programs solved to find cuts for the same blocks, at most.
+        least_violation: cuts that are violated by less are left out, because they are many, and raise the bound little.
+        max_cuts: number of cuts in one round. More raises the bound in fewer rounds, with larger linear programs.
+        max_cut_rounds: largest number of linear programs solved to find cuts for the same blocks.
         cut_rise_ratio: a round that raises the bound by a smaller factor is the last.
 
-    Args, of targets (`targets.py`), in shares of what the linear bound lacks to the known cost:
+    Args, of targets (`targets.py`), in shares of the difference between the linear bound and the known cost:
         first_target_share: the first target. A higher one is a better bound at once, and takes longer to prove.
         target_step_share: from one target to the next.
 
     Args, of branch and cut (`branching.py`):
-        max_trials: variables tried at a node of the tree. More finds better ones to branch on, at the cost of as many
-            linear programs.
+        max_trials: number of variables tried at a node of the tree. More finds better ones to branch on, at the cost of
+            as many linear programs.
         max_first_trials: the same at the root, where a bad choice costs most.
-        trial_iterations: of the simplex method for one trial. More predicts the gain better.
+        trial_iterations: iterations of the simplex method for one trial. More predicts the gain better.
         reliable_trials: a variable tried this often on both sides is not tried again.
-        candidates_per_trial: variables looked at for each that may be tried; the others have been tried often enough.
-        down_gain_share: what rounding down is guessed to gain before any trial, as a share of rounding up.
-        max_node_cuts: path cuts added at once at a node of the tree.
-        node_cut_rounds: of finding cuts at a node, at most. More raises its bound, and makes the program larger.
-        node_rise_share: of what the bound lacks. A round of cuts that raises it by less is the last.
+        candidates_per_trial: number of variables examined for each that may be tried; the others have been tried often
+            enough.
+        down_gain_share: expected gain of rounding down before any trial, relative to rounding up.
+        max_node_cuts: number of path cuts added at once at a node of the tree.
+        node_cut_rounds: largest number of rounds of finding cuts at a node. More raises its bound, and enlarges the
+            program.
+        node_rise_share: share of the difference to the known cost. A round of cuts that raises the bound by less is the
+            last.
     """
 
     anneal_share: float = 0.4

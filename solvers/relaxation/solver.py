@@ -1,20 +1,21 @@
-"""Exact solving in stage space by block relaxation with lazily added memory rows.
+"""Solves exactly in stage space by block relaxation, and adds memory rows only where they are needed.
 
-A few blocks of stages and no memory inside them give a small mixed-integer program whose optimum is a lower bound
-(`model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
-the start of a short annealing, and the blocks are cut, or memory rows added, where it overshot. Refined to the end the
-model is Checkmate's full one (section 4.7), so the loop ends with a proof.
+A few blocks of stages, without memory rows inside them, make a small mixed-integer program whose optimum is a lower
+bound (`model.py`). Its solution is expanded to a schedule and simulated. If the schedule is within the budget, it is
+optimal. Otherwise, a short annealing starts from it, and the blocks are cut, or memory rows added, where it exceeds the
+budget. Refined to the end, the model is Checkmate's full one (section 4.7), so the loop ends with a proof.
 
-Before each mixed-integer program the linear one is made stronger by path cuts (`cuts.py`) and by a block cut
-where it is short of memory (`growth.py`). Few blocks so chosen are worth more than many: with
-every overloaded stage a block of its own the bound is much lower. So each round adds one cut where the linear
-solution and one where the whole one is short of memory.
+Before each mixed-integer program, path cuts (`cuts.py`) and a block cut where it is short of memory (`growth.py`)
+strengthen the linear one. Few blocks chosen in this way are worth more than many: with a block for every overloaded
+stage, the bound is much lower. Each round therefore adds one cut where the linear solution is short of memory, and one
+where the whole solution is.
 
-Where many values are small, as in op-level graphs, it begins without these (`list_finer_limits`) and with very few
-blocks (`join_blocks`), and there the memory rows inside on which the bound depends (`drop_idle_memory_rows`) are worth
-more than cuts. Once a program stays open, blocks are cut as long as that raises the linear bound, then few of them are
-kept. Where the linear bound is then near the best one known, the rest is lower bounds target by target (`targets.py`);
-else CP-SAT has much time. Programs near the known cost, with `exact`, are for branch and cut (`branching.py`).
+If many values are small, as in op-level graphs, the search begins without these values (`list_finer_limits`) and with
+very few blocks (`join_blocks`). There, the memory rows inside blocks on which the bound depends
+(`drop_idle_memory_rows`) are worth more than cuts. Once a program stays open, blocks are cut as long as that raises the
+linear bound, and then only a few of them are kept. If the linear bound is then close to the best one known, the search
+proves lower bounds target by target (`targets.py`); otherwise, CP-SAT has much time. With `exact`, programs close to
+the known cost are solved by branch and cut (`branching.py`).
 """
 
 import math
@@ -51,7 +52,7 @@ from checkmate_tf.solvers.relaxation.targets import bound_by_targets
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, held_at, rows_of, schedule_of_events
 
-_ROUNDING = 1e-9  # what floating point may have added to a bound, in steps of cost
+_ROUNDING = 1e-9  # rounding error of a bound, in steps of cost
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,17 @@ class BlockRelaxation(Solver):
     """Solves ever finer relaxations of blocks of stages, until one of their solutions is a schedule: exact.
 
     Args:
-        tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+        tolerance: the search ends when the schedule's cost exceeds its bound by at most this fraction of the baseline
+            cost.
         anneal_moves_per_node: annealing before the first relaxation.
-        start: recomputations (stage, node) known to keep within the budget or close to it.
-        bound: a lower bound in fixed order that is known already.
-        exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where
-            the optimum is known and far above all linear bounds.
-        anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled;
-            so too where compiling them takes longer than the time for annealing.
-        num_threads: of branch and cut; with more than one, the result depends on chance.
-        blocks: to begin with, of an earlier search.
+        start: recomputations (stage, node) known to stay within the budget or close to it.
+        bound: a known lower bound in fixed order.
+        exact: solve each program to its end, and cut blocks only where its solution exceeds the budget. That suits
+            problems whose optimum is known and far above all linear bounds.
+        anneals: if False, schedules come from solutions of relaxations only, and the annealing's moves need not be
+            compiled. The same happens if compiling them takes longer than the time for annealing.
+        num_threads: threads of branch and cut. With more than one, the result depends on chance.
+        blocks: blocks of an earlier search to begin with.
     """
 
     tolerance: float = 1e-6
@@ -91,7 +93,7 @@ class BlockRelaxation(Solver):
 
 @dataclass(frozen=True)
 class RelaxationResult(Result):
-    """A result with the `blocks` that another search may begin with, where they have been refined."""
+    """A result with the `blocks` with which another search may begin, if they have been refined."""
 
     blocks: Blocks | None = None
 
@@ -104,7 +106,7 @@ class Ground:
         cost_step: costs of schedules differ by multiples of this.
         pressure_bytes: memory in use at each stage without recomputation, int64 [num_nodes].
         over: the stages at which that exceeds the budget, the highest first.
-        finer_limits: how many bytes of values are left out, coarse to fine.
+        finer_limits: limits of the bytes of values that are left out, from coarse to fine.
     """
 
     graph: Graph
@@ -134,7 +136,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Reduced:
-    """A graph without its least values; `level` counts how often fewer were left out."""
+    """A graph without its smallest values. `level` counts how often fewer were left out."""
 
     graph: Graph
     small_bytes: int
@@ -172,7 +174,7 @@ class RelaxationRun:
 
     @staticmethod
     def of(context: Search, options: BlockRelaxation, *, is_part: bool = False) -> "RelaxationRun":
-        """Makes a run with the blocks and the schedule that it begins with; nothing is searched yet."""
+        """Returns a run with the blocks and the schedule that it begins with, before any search."""
         problem, ground = context.problem, Ground.of(context.problem)
         annealer = (
             Annealer(problem.graph, problem.budget_bytes, context.seed) if options.anneals else KeptEvents(problem)
@@ -217,7 +219,7 @@ class RelaxationRun:
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
         solved = solve_parts_once(cut, self.solve_part)
-        if solved is None:  # the incumbent, no worse than what these cuts exclude, is optimal
+        if solved is None:  # The incumbent is optimal: it costs no more than the schedules that these cuts exclude.
             return self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
         events, extra = solved
         self.annealer.load(events)
@@ -242,7 +244,7 @@ class RelaxationRun:
                 self.anneal(moves, share * SETTINGS.anneal_share * self.context.time_limit_s)
 
     def use_finer_graph(self) -> bool:
-        """Goes on with fewer values left out of the relaxations; returns whether there was anything to add."""
+        """Leaves fewer values out of the relaxations from now on. Returns whether there are any to add."""
         finer = self.reduced.level + 1
         if finer == len(self.ground.finer_limits):
             return False
@@ -264,7 +266,7 @@ class RelaxationRun:
             find_overshot=self.find_overshot,
             has_time=self.timer(SETTINGS.grow_share),
         )  # fmt: skip
-        # Only once: the starts that are added after that are those that solutions ask for.
+        # This happens only once. Later starts are added because solutions need them.
         if keeps_cutting and not self.has_reduced and self.rounds > 1:
             self.has_reduced = True
             return self.reduce_blocks(best)
@@ -277,7 +279,7 @@ class RelaxationRun:
         return find_overshot_starts(bounded, self.graph, self.reduced.graph, self.problem.budget_bytes)
 
     def reduce_blocks(self, full: BoundedBlocks) -> BoundedBlocks:
-        """Joins blocks and finds their path cuts anew, as more of them serve HiGHS better."""
+        """Joins blocks and finds their path cuts again, because HiGHS works better with more cuts."""
         found = self.bound - self.graph.baseline_cost
         self.raise_bound(full.bound)
         lacking = max(0.0, self.known_cost - full.bound)
@@ -294,7 +296,7 @@ class RelaxationRun:
         return join_blocks(self.strengthen, full, bound, wanted=wanted, has_time=self.timer(share))
 
     def timer(self, share: float) -> Callable[[], bool]:
-        """Returns a function that tells whether this share of the time that is left now is not yet over."""
+        """Returns a function that returns True until this share of the remaining time is over."""
         until_s = time.perf_counter() + share * self.remaining_s
         return lambda: time.perf_counter() < until_s
 
@@ -338,7 +340,7 @@ class RelaxationRun:
             self.anneal(SETTINGS.gentle_moves_per_node * len(self.graph.nodes), limit_s, gently=True)
 
     def report(self) -> None:
-        """Reports what is new here, and takes over what others have found."""
+        """Reports improvements to other searches, and takes over theirs."""
         self.context.report(self.annealer.best_cost, self.bound, events=self.annealer.best_events())
         update = self.context.poll()
         if update is not None:
@@ -346,7 +348,7 @@ class RelaxationRun:
             self.bound = max(self.bound, update.cost_lower_bound)
 
     def refine(self) -> bool:
-        """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
+        """Solves the relaxation of the present blocks, then refines them. Returns False if nothing is left to do."""
         self.rounds += 1
         bounded = self.strengthen_blocks()
         self.blocks, self.linear_bound = bounded.blocks, bounded.bound
@@ -402,13 +404,13 @@ class RelaxationRun:
         return not self.is_closed()
 
     def tighten(self) -> bool:
-        """Asks for a smaller gap of the same model, and gives it more work."""
+        """Reduces the gap for the same model, and allows more work. Returns False if the gap is small enough."""
         self.gap_fraction /= SETTINGS.tighten_ratio
         self.work_limit *= SETTINGS.tighten_ratio
         return self.gap_fraction > SETTINGS.least_gap_share
 
     def raise_bound(self, extra: float) -> None:
-        """Raises the bound to the baseline cost and this much more, rounded up to a whole number of cost steps."""
+        """Raises the bound to the baseline cost plus `extra`, rounded up to a whole number of cost steps."""
         if not math.isfinite(extra):
             return
         bound = self.graph.baseline_cost + math.ceil(extra / self.ground.cost_step - _ROUNDING) * self.ground.cost_step
@@ -468,7 +470,7 @@ class RelaxationRun:
 
     @property
     def known_cost(self) -> float:
-        """The extra cost of the incumbent, or twice the extra cost that is proved where that is less: a guess."""
+        """The extra cost of the incumbent, or twice the proved extra cost if that is less: a guess."""
         found = self.bound - self.graph.baseline_cost
         return found + min(self.gap, found)
 

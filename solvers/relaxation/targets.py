@@ -1,8 +1,8 @@
-"""Lower bounds of a block relaxation, one target after the other.
+"""Proves lower bounds of a block relaxation, one target after the other.
 
-HiGHS is asked for points that cost at most a target between the linear bound and the known schedule: where there is
-none, the target is a lower bound. Reduced costs fix most columns of such a program, so it takes a fraction of the time
-in which a search for anything better than the known schedule comes to the same bound.
+HiGHS searches for points that cost at most a target between the linear bound and the known schedule. If there are none,
+the target is a lower bound. Reduced costs fix most columns of such a program, so it takes a fraction of the time that a
+search for anything better than the known schedule needs to reach the same bound.
 """
 
 import math
@@ -21,13 +21,13 @@ def bound_by_targets(
     time_limit_s: float,
     on_bound: Callable[[float], bool],
 ) -> Relaxed:
-    """Finds the least point that costs at most `at_most`, or a lower bound, target by target.
+    """Finds the cheapest point that costs at most `at_most`, or a lower bound, target by target.
 
     Args:
-        solve: looks for points that cost at most a target, for so many seconds.
-        linear_bound: of the program, in units of cost.
-        at_most: only points that cost no more are of interest; asked again before each target.
-        on_bound: told of each target that is proved to be a lower bound; what it returns says whether to go on.
+        solve: searches for points that cost at most a target, for so many seconds.
+        linear_bound: linear bound of the program, in units of cost.
+        at_most: returns the limit of the cost. It is called before each target.
+        on_bound: called with each target that is proved to be a lower bound; returns whether to continue.
     """
     until_s = time.perf_counter() + time_limit_s
     lacking = at_most() - linear_bound

@@ -1,18 +1,18 @@
 """TWRemat: divide and conquer along a decomposition of the graph (Kumar et al., NeurIPS 2019).
 
-Algorithm 1 with the family TWRemat(k) of section 4.3, by minimum fill-in tree decompositions shrunk by
-Lemma 1, balanced separators (Lemma 3, found once and kept), and on path decompositions (section 5).
+Algorithm 1 with the family TWRemat(k) of section 4.3, by minimum fill-in tree decompositions shrunk by Lemma 1,
+balanced separators (Lemma 3, found once and kept), and on path decompositions (section 5).
 
-Departures. The paper has neither budgets nor costs: here every k and decomposition asked for is tried,
-what the budget does not need is dropped again (`pruning`), and the cheapest schedule within the budget is
-given; `Twremat.paper()` is without that. A separator node that none of the required outputs needs is not
-computed. Non-recomputable nodes are computed once and retained. In fixed order, first computations are moved
-forward where needed.
+Departures: the paper has neither budgets nor costs. Here, the solver tries every requested k and decomposition, removes
+recomputations that the budget does not need (`pruning`), and returns the cheapest schedule within the budget;
+`Twremat.paper()` is without that. A separator node that none of the required outputs needs is not computed.
+Non-recomputable nodes are computed once and retained. In fixed order, first computations are moved forward where
+necessary.
 
-Section 5 only sketches the path algorithm. Taken from it: the spine (a Hamiltonian path through a topological
-order), a path decomposition of the graph with its spine, recursion to the left and right of a bag.
-Chosen here: the layout (`path_decomposition`), the balanced bag as the one to recurse around, and
-Algorithm 1's rule for what to compute on either side. Its proof's bounds are not claimed.
+Section 5 only sketches the path algorithm. The solver takes from it the spine (a Hamiltonian path through a topological
+order), a path decomposition of the graph with its spine, and recursion to the left and right of a bag. The following
+choices are its own: the layout (`path_decomposition`), the balanced bag as the one to recurse around, and Algorithm 1's
+rule for the nodes to compute on either side. The bounds of the paper's proof are not claimed.
 """
 
 import math
@@ -45,10 +45,10 @@ class Twremat(Solver):
     """Runs TWRemat for several recursion limits, and returns the cheapest schedule within the budget.
 
     Args:
-        recursion_limits: the k of TWRemat(k) to try; () for the number of bags, which is NoRemat, and the powers
-            of two below it.
-        num_decompositions: minimum fill-in decompositions, ties broken differently in each.
-        use_paths: try the path decomposition as well.
+        recursion_limits: the values of k in TWRemat(k) to try. () stands for the number of bags, which is NoRemat, and
+            the powers of two below it.
+        num_decompositions: number of minimum fill-in decompositions, with ties broken differently in each.
+        use_paths: whether to try the path decomposition, too.
         max_length: schedules longer than this many times the number of nodes are not built.
         pruned: remove recomputations that the budget does not need.
     """
@@ -61,9 +61,9 @@ class Twremat(Solver):
 
     @staticmethod
     def paper() -> "Twremat":
-        """The paper's TWRemat(1): one minimum fill-in tree decomposition, recursion to the end, nothing dropped.
+        """Returns the paper's TWRemat(1): one minimum fill-in tree decomposition, full recursion, nothing removed.
 
-        It knows no budget: its one schedule keeps within it or does not.
+        It has no budget: its one schedule is either within the budget or not.
         """
         return Twremat((1,), num_decompositions=1, use_paths=False, max_length=math.inf, pruned=False)
 
@@ -91,7 +91,7 @@ class Twremat(Solver):
         return Result(best[1] if best else None, stats=stats)
 
     def _decompositions(self, search: Search) -> Iterable[tuple[str, TreeDecomposition]]:
-        """The decompositions that are made within the time limit."""
+        """Yields the decompositions that are finished within the time limit."""
         adjacency = undirected(search.problem.graph)
         for index in range(self.num_decompositions):
             if search.remaining_s < 0:
@@ -117,10 +117,10 @@ class Twremat(Solver):
 
 @dataclass(frozen=True)
 class Separator:
-    """A balanced separator and what it leaves, for one connected part of the decomposition.
+    """A balanced separator and the components that it leaves, for one connected part of the decomposition.
 
-    `bag` are its nodes in topological order; `part_of` gives for each other node of this part of the
-    graph the index of the component that holds it; `num_bags` is the size of the part.
+    `bag` are its nodes in topological order. `part_of` maps each other node of this part of the graph to the index of
+    the component that contains it. `num_bags` is the size of the part.
     """
 
     bag: tuple[int, ...]
@@ -130,7 +130,7 @@ class Separator:
 
 
 def separator_tree(graph: Graph, decomposition: TreeDecomposition) -> Separator:
-    """The separators of Algorithm 1's recursion, each found once (the memo that Theorem 5 asks for)."""
+    """Finds the separators of Algorithm 1's recursion, each once (the memo that Theorem 5 requires)."""
     neighbors = dict(enumerate(decomposition.neighbors))
 
     def build(bags: Sequence[int], above: frozenset[int]) -> Separator:
@@ -160,7 +160,7 @@ def twremat_schedule(
 ) -> Schedule | None:
     """TWRemat(k) with k = `recursion_limit` (Algorithm 1, section 4.3): no recursion into at most k bags.
 
-    None when the schedule would have more than `max_length` positions, or is not made by `deadline_s`.
+    Returns None if the schedule would have more than `max_length` positions, or is not finished by `deadline_s`.
     """
     last = tuple(sorted({*_sinks(graph), *(graph.producer[value] for value in graph.outputs)}))
     builder = _Builder(graph, recursion_limit, max_length, deadline_s)
@@ -171,7 +171,7 @@ def twremat_schedule(
 
 
 class _Builder:
-    """Algorithm 1: grows the order, and stops once it is too long or takes too long."""
+    """Algorithm 1: extends the order, and stops when it is too long or takes too long."""
 
     def __init__(self, graph: Graph, recursion_limit: int, max_length: float, deadline_s: float):
         self.graph = graph
@@ -181,7 +181,7 @@ class _Builder:
         self.order: list[int] = []
 
     def schedule(self, separator: Separator, inside: set[int], targets: Sequence[int]) -> bool:
-        """Appends a schedule of nodes of `inside` that computes `targets`; False when it got or took too long.
+        """Appends a schedule of nodes of `inside` that computes `targets`. Returns False if it got or took too long.
 
         `inside` are the nodes of this part that `targets` need.
         """
@@ -201,7 +201,7 @@ class _Builder:
         return self._parts(separator, inside, targets)
 
     def _parts(self, separator: Separator, inside: set[int], targets: Sequence[int]) -> bool:
-        """Computes those of `targets` that lie in the components left by the separator."""
+        """Computes those of `targets` that are in the components left by the separator."""
         by_part: dict[int, list[int]] = {}
         for target in targets:
             if target in inside and target in separator.part_of:
@@ -214,7 +214,7 @@ class _Builder:
 
 
 def in_input_order(graph: Graph, schedule: Schedule) -> Schedule:
-    """The schedule with nodes put in so that first computations are in the input order."""
+    """Returns the schedule with nodes inserted so that first computations are in the input order."""
     order: list[int] = []
     next_first = 0
     for node in schedule.order:
@@ -236,7 +236,7 @@ def _is_in(separator: "Separator", part: int, node: int) -> bool:
 
 
 def _needed(graph: Graph, targets: Iterable[int], inside: Callable[[int], bool] | None) -> set[int]:
-    """The targets and everything inside that they need."""
+    """Returns the targets and all nodes inside that they need."""
     needed = set(targets)
     stack = list(needed)
     while stack:
@@ -252,5 +252,5 @@ def _sinks(graph: Graph) -> Iterable[int]:
 
 
 def _recursion_limits(num_bags: int) -> tuple[int, ...]:
-    """From no recursion at all, which is NoRemat, to full recursion."""
+    """Returns limits from no recursion at all, which is NoRemat, to full recursion."""
     return num_bags, *(1 << power for power in reversed(range((num_bags - 1).bit_length())))

@@ -1,8 +1,8 @@
-"""Tree and path decompositions of a training graph's undirected form (TWRemat, sections 2.2, 3 and 5).
+"""Decomposes a training graph's undirected form into trees and paths (TWRemat, sections 2.2, 3 and 5).
 
-Minimum fill-in is written here because networkx's `treewidth_min_fill_in` looks at every remaining
-node at each position: it is quadratic, and takes minutes where graphs have 10,000 nodes. This one keeps the
-fill-in of every node up to date, which costs no more than the degrees of the nodes eliminated.
+Minimum fill-in is implemented here because networkx's `treewidth_min_fill_in` examines every remaining node at each
+position. It is quadratic and takes minutes for graphs of 10,000 nodes. This implementation updates the fill-in of every
+node, which costs no more than the degrees of the eliminated nodes.
 """
 
 import heapq
@@ -20,19 +20,19 @@ Adjacency = dict[int, set[int]]
 
 @dataclass(frozen=True)
 class TreeDecomposition:
-    """Bags of nodes, and the tree on them: `neighbors[b]` are the bags joined to bag b."""
+    """Bags of nodes, and the tree on them. `neighbors[b]` are the bags joined to bag b."""
 
     bags: tuple[frozenset[int], ...]
     neighbors: tuple[tuple[int, ...], ...]
 
     @property
     def width(self) -> int:
-        """Size of the largest bag, minus 1."""
+        """The size of the largest bag, minus 1."""
         return max(len(bag) for bag in self.bags) - 1
 
 
 def undirected(graph: Graph) -> Adjacency:
-    """The nodes adjacent to each node, edges taken without their direction."""
+    """Returns the nodes adjacent to each node, without the direction of edges."""
     adjacency: Adjacency = {node: set() for node in range(len(graph.nodes))}
     for node, before in enumerate(graph.predecessors):
         adjacency[node].update(before)
@@ -42,7 +42,7 @@ def undirected(graph: Graph) -> Adjacency:
 
 
 def with_spine(adjacency: Adjacency) -> Adjacency:
-    """The graph with a Hamiltonian path through the input order added: the spine of section 5."""
+    """Returns the graph with a Hamiltonian path through the input order added: the spine of section 5."""
     spined = {node: set(others) for node, others in adjacency.items()}
     for node in range(len(adjacency) - 1):
         spined[node].add(node + 1)
@@ -51,7 +51,7 @@ def with_spine(adjacency: Adjacency) -> Adjacency:
 
 
 def tree_decomposition(adjacency: Adjacency, *, seed: int = 0, deadline_s: float = math.inf) -> TreeDecomposition:
-    """A decomposition by the minimum fill-in heuristic, shrunk to at most n bags by Lemma 1.
+    """Returns a decomposition by the minimum fill-in heuristic, shrunk to at most n bags by Lemma 1.
 
     `seed` 0 breaks ties by node, others at random. Raises TimeoutError at `deadline_s`, a time of
     `time.perf_counter()`.
@@ -66,10 +66,10 @@ def tree_decomposition(adjacency: Adjacency, *, seed: int = 0, deadline_s: float
 
 
 def path_decomposition(adjacency: Adjacency, *, deadline_s: float = math.inf) -> TreeDecomposition:
-    """The narrowest decomposition into a path of bags among greedy linear layouts from several starts.
+    """Returns the narrowest decomposition into a path of bags, among greedy linear layouts from several starts.
 
-    A layout v1, v2, ... gives the bags {v_i} and every earlier node with a neighbor not before v_i. After `deadline_s`,
-    a time of `time.perf_counter()`, no more layouts are tried but that of the input order.
+    A layout v1, v2, ... has, for each v_i, a bag of v_i and every earlier node with a neighbor not before v_i. After
+    `deadline_s`, a time of `time.perf_counter()`, only the layout of the input order is tried.
     """
     num_nodes = len(adjacency)
     starts = sorted({0, num_nodes - 1, num_nodes // 2, min(adjacency, key=lambda node: len(adjacency[node]))})
@@ -81,7 +81,7 @@ def path_decomposition(adjacency: Adjacency, *, deadline_s: float = math.inf) ->
 
 
 def balanced_separator(bags: Sequence[int], neighbors: Mapping[int, Sequence[int]]) -> int:
-    """The bag whose removal leaves the smallest largest component: at most half the bags (Lemma 3).
+    """Returns the bag whose removal leaves the smallest largest component: at most half the bags (Lemma 3).
 
     `bags` are the bags of one connected part; `neighbors` may name bags outside it.
     """
@@ -105,7 +105,7 @@ def balanced_separator(bags: Sequence[int], neighbors: Mapping[int, Sequence[int
 
 
 def components(bags: Iterable[int], neighbors: Mapping[int, Sequence[int]], removed: int) -> list[list[int]]:
-    """The connected parts of `bags` once bag `removed` is taken out."""
+    """Returns the connected parts of `bags` once bag `removed` is taken out."""
     inside = set(bags) - {removed}
     parts = []
     for start in sorted(neighbors[removed]):
@@ -125,7 +125,7 @@ def components(bags: Iterable[int], neighbors: Mapping[int, Sequence[int]], remo
 def _eliminate_by_fill_in(
     adjacency: Adjacency, seed: int, deadline_s: float
 ) -> tuple[list[int], dict[int, frozenset[int]]]:
-    """The elimination order, and for each node the bag of itself and its neighbors when eliminated."""
+    """Returns the elimination order, and for each node the bag of itself and its neighbors when it is eliminated."""
     around = {node: set(others) for node, others in adjacency.items()}
     generator = random.Random(seed)
     tie = {node: generator.random() if seed else float(node) for node in around}
@@ -157,14 +157,14 @@ def _eliminate_by_fill_in(
 
 
 def _missing_edges(around: Adjacency, node: int) -> int:
-    """Edges that eliminating `node` adds."""
+    """Returns the edges that eliminating `node` adds."""
     others = around[node]
     missing_twice = sum(len(others) - 1 - _num_common(around[other], others) for other in others)
     return missing_twice // 2
 
 
 def _connect(around: Adjacency, nodes: list[int], fill: dict[int, int]) -> set[int]:
-    """Joins `nodes` pairwise, keeping `fill` up to date; gives the nodes whose fill changed."""
+    """Joins `nodes` pairwise, updates `fill`, and returns the nodes whose fill changed."""
     touched: set[int] = set()
     for position, first in enumerate(nodes):
         for second in nodes[position + 1 :]:
@@ -221,7 +221,7 @@ def _shrunk(bags: Sequence[frozenset[int]], parent: Sequence[int | None]) -> Tre
 
 
 def _greedy_layout(adjacency: Adjacency, start: int) -> list[int]:
-    """Nodes in an order that keeps few placed nodes with neighbors not yet placed, from `start` on."""
+    """Orders nodes from `start` on so that few placed nodes have neighbors that are not placed yet."""
     unplaced_neighbors = {node: len(others) for node, others in adjacency.items()}
     placed: set[int] = set()
     layout: list[int] = []

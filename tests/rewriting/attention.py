@@ -55,17 +55,25 @@ def make_shared_keys(batch_size: int) -> keras.Model:
 
 
 def make_attention(
-    kind: str, *, dropout: float = 0.0, dtype: str = "float64", length: int = LENGTH, batch_size: int = 2
+    kind: str,
+    *,
+    dropout: float = 0.0,
+    dtype: str = "float64",
+    length: int = LENGTH,
+    batch_size: int = 2,
+    num_layers: int = 1,
 ) -> keras.Model:
-    """Makes a model of one layer: "multi_head", "grouped" or "masked", where some tokens are none."""
+    """Makes a model of layers that are "multi_head", "grouped" or "masked", where some tokens are none."""
     keras.utils.set_random_seed(0)
     hidden = keras.Input((length, WIDTH), batch_size, dtype="float32" if dtype == "mixed_bfloat16" else dtype)
-    if kind == "grouped":
-        layer = keras.layers.GroupQueryAttention(WIDTH // NUM_HEADS, NUM_HEADS, 2, dropout=dropout, dtype=dtype)
-    else:
-        layer = keras.layers.MultiHeadAttention(NUM_HEADS, WIDTH // NUM_HEADS, dropout=dropout, dtype=dtype)
     mask = hidden[:, None, :, 0] > 0 if kind == "masked" else None
-    attended = layer(hidden, hidden, attention_mask=mask, use_causal_mask=kind != "masked")
+    attended = hidden
+    for _ in range(num_layers):
+        if kind == "grouped":
+            layer = keras.layers.GroupQueryAttention(WIDTH // NUM_HEADS, NUM_HEADS, 2, dropout=dropout, dtype=dtype)
+        else:
+            layer = keras.layers.MultiHeadAttention(NUM_HEADS, WIDTH // NUM_HEADS, dropout=dropout, dtype=dtype)
+        attended = layer(attended, attended, attention_mask=mask, use_causal_mask=kind != "masked")
     return keras.Model(hidden, keras.layers.Dense(WIDTH, activation="tanh", dtype=dtype)(attended))
 
 

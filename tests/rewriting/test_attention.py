@@ -1,6 +1,9 @@
 """Attention in chunks of queries: the gradients of the stock step, and never all scores."""
 
+from itertools import pairwise
+
 import keras
+import networkx as nx
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +13,7 @@ from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.rewriting.rows import Layout
 from checkmate_tf.simulator import simulate_stock
-from checkmate_tf.tf_private import ConcreteFunction, call_flat
+from checkmate_tf.tf_private import ConcreteFunction, call_flat, get_loop_body
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.ops import list_ops
 from tests.rewriting.attention import (
@@ -122,6 +125,23 @@ def test_each_chunk_makes_its_own_mask() -> None:
 
     assert list_masks(stock)
     assert not list_masks(chunked)
+
+
+def test_products_of_a_chunk_come_one_after_the_other() -> None:
+    """Those of gradients, too, whose operands are there from the beginning."""
+    model = make_attention("multi_head")
+    stock = trace_attention(model)
+    chunked = write_chunks(stock, find_block_regions(stock), 14).function
+    for loop in (op for op in chunked.graph.get_operations() if op.type == "StatelessWhile"):
+        body = get_loop_body(loop)
+        order = nx.DiGraph(
+            (source.name, op.name)
+            for op in body.get_operations()
+            for source in (*(tensor.op for tensor in op.inputs), *op.control_inputs)
+        )
+        products = [op.name for op in body.get_operations() if op.type == "Einsum"]
+        assert products
+        assert all(nx.has_path(order, *pair) for pair in pairwise(products))
 
 
 def _attend_over_all(scores: tf.Tensor) -> tf.Tensor:

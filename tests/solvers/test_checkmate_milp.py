@@ -168,7 +168,7 @@ def refusing_gurobi(errno: int, message: str) -> SimpleNamespace:
 @pytest.mark.parametrize("backend", ["gurobi", "auto"])
 def test_a_refused_licence_is_named(monkeypatch, backend, solver):
     monkeypatch.setitem(sys.modules, "gurobipy", refusing_gurobi(10009, "No Gurobi license found"))
-    with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; see to"):
+    with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; check its licence"):
         solution = solve(training_chain(4), 5, solver=solver(backend=backend))
     assert solution.schedule is not None
     assert solution.stats["backend"] == "highs"

@@ -103,7 +103,7 @@ def test_a_plan_file_is_installed_with_a_directory(tmp_path):
     path = tmp_path / "plan.json"
     plan.save(path)
     model, stock = make_model(), make_model()
-    with pytest.raises(PlanError, match="say where to"):
+    with pytest.raises(PlanError, match="name their place"):
         checkmate_tf.rematerialize(model, plan=path, data=make_batch(), measure=False, progress=False)
     loaded = offload(model, tmp_path, budget="auto", plan=path)
     assert loaded.schedule == plan.schedule

@@ -18,6 +18,7 @@ from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
@@ -98,7 +99,10 @@ class ControlEdges(OrderingPolicy):
         is_head = op in self.ends[self.node].heads
         waits = self.waits if is_head else []
         gate = None
-        if waits or self._shares_gradient(op):
+        if self.ops.ops[op].type in WHILE_TYPES:
+            waits = list(dict.fromkeys([*waits, *self._list_reads(op, definition)]))
+            definition.input.extend(waits)
+        elif waits or self._shares_gradient(op):
             gate = self._gate_input(definition, op, self.gates)
             (definition if gate is None else gate).input.extend(waits)
         self.num_control_edges += len(waits)
@@ -132,6 +136,15 @@ class ControlEdges(OrderingPolicy):
     def add_tail(self, position: int, name: str) -> None:
         """Adds an operation to those that end a position, which nothing waits for yet."""
         self.transfers[position].append(name)
+
+    def _list_reads(self, op: int, definition: NodeDef) -> list[str]:
+        """Lists control inputs that make a loop wait for all that it reads.
+
+        Without them, TensorFlow begins the first iteration as soon as some of that is there.
+        """
+        names = zip(self.ops.inputs[op], definition.input, strict=False)
+        computed = [(source, name) for (source, _), name in names if source not in self.copies.singles]
+        return [f"^{self._write_done(name.partition(':')[0], source)}" for source, name in computed]
 
     def _find_waits(self, node: int, begin: int) -> list[str]:
         """Finds the control inputs that make a node's heads wait for the positions before `begin`.

@@ -35,7 +35,7 @@ class Offloads:
             self.fetched_at[position].append(value)
         values = sorted({value for _, value in schedule.fetches})
         if values and directory is None:
-            raise EmissionError('the schedule offloads values: say where to, with Options(offload="file:DIRECTORY")')
+            raise EmissionError('the schedule offloads values: name their place with Options(offload="file:DIRECTORY")')
         self.ends = find_offload_ends(copies.training_graph.graph, schedule)
         self.producer = copies.training_graph.graph.producer
         self.written_at: dict[int, list[int]] = defaultdict(list)

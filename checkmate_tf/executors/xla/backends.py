@@ -14,6 +14,7 @@ from checkmate_tf.executors.xla.rules.awaited_gradients import AwaitedGradients
 from checkmate_tf.executors.xla.rules.concatenations import Concatenations
 from checkmate_tf.executors.xla.rules.convolved_sums import ConvolvedSums
 from checkmate_tf.executors.xla.rules.crowded_runs import CrowdedRuns
+from checkmate_tf.executors.xla.rules.extremes_of_axes import ExtremesOfAxes
 from checkmate_tf.executors.xla.rules.given_images import GivenImages
 from checkmate_tf.executors.xla.rules.gradient_forms import GradientForms
 from checkmate_tf.executors.xla.rules.held_results import HeldResults
@@ -35,7 +36,7 @@ from checkmate_tf.executors.xla.rules.transposes import Transposes
 from checkmate_tf.executors.xla.rules.volumes import Volumes
 from checkmate_tf.executors.xla.rules.weights_written_over import WeightsWrittenOver
 
-_LOWERINGS = (PoolingGradients(), SummedProducts(), SliceGradients())
+_LOWERINGS = (PoolingGradients(), ExtremesOfAxes(), SummedProducts(), SliceGradients())
 
 CPU = Backend(
     "cpu",

@@ -18,10 +18,12 @@ from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.rewriting.chunks import find_block_regions, write_chunks
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside, make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import extract
 from experiments.training_steps import Branch, batch_of, recompute_all, run, trace
+from tests.rewriting.attention import make_attention, make_hidden, trace_attention
 from tests.training_steps import conv_chain, schedules, stateful_net
 
 layers = keras.layers
@@ -58,6 +60,19 @@ def test_memory_is_what_the_simulator_says(chain):
     for each, peak in predicted.items():
         emitted = emit(chain, each, ordering="chain")
         assert record_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
+
+
+@pytest.mark.measures_memory
+@pytest.mark.parametrize("ordering", ["overlap", "chain"])
+def test_loops_begin_once_all_that_they_read_is_there(ordering):
+    """Those of attention's gradients, which read queries and keys of the forward pass, hold no scores before."""
+    model = make_attention("multi_head", dtype="float32", length=512, num_layers=4)
+    stock = trace_attention(model)
+    chunked = extract(write_chunks(stock, find_block_regions(stock), 128).function)
+    schedule = make_retain_all_schedule(chunked.graph)
+    peak = simulate(chunked.graph, schedule).peak_bytes - chunked.graph.resident_bytes
+    emitted = emit(chunked, schedule, ordering=ordering)
+    assert record_peak_bytes(emitted.function, make_hidden(model)) <= 1.05 * peak
 
 
 @pytest.mark.measures_memory

@@ -76,7 +76,7 @@ def test_memory_is_what_the_simulator_says(chain, tmp_path):
 
 
 def test_a_schedule_that_fetches_needs_a_directory(chain, tmp_path):
-    with pytest.raises(EmissionError, match="say where to"):
+    with pytest.raises(EmissionError, match="name their place"):
         emit(chain, offload_large(chain))
     with pytest.raises(OffloadError, match="choose another directory"):
         emit(chain, offload_large(chain), directory=str(tmp_path / "none"))
