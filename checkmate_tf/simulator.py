@@ -132,9 +132,9 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
     Nodes run one after the other. Beside them, there is one lane out and one lane back. Each lane copies one value at a
     time, in the order of the requests:
 
-    - A fetched value is copied out once, from the end of its first computation on. At the end of the first copy's
-      interval (see `Schedule.offloads`), the next position waits until the value is out, and so does a position that
-      writes over the copy.
+    - A fetched value is copied out once, from the end of its first computation on. Several values of a node are copied
+      out in the order of its outputs. At the end of the first copy's interval (see `Schedule.offloads`), the next
+      position waits until the value is out, and so does a position that writes over the copy.
     - A fetch begins when its position could begin and the value has been copied out. The first position that reads the
       fetched copy waits for it.
 
@@ -169,7 +169,9 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
         begin.append(now)
         now += int(node.cost)
         end.append(now)
-        for value in offloaded.intersection(node.outputs) - out_end.keys() if offloaded else ():
+        for value in node.outputs if offloaded else ():
+            if value not in offloaded or value in out_end:
+                continue
             start = max(now, lane_out)
             out_end[value] = lane_out = start + int(graph.values[value].offload_cost or 0)
             transfers.append(Transfer(value, False, start, lane_out))
@@ -277,15 +279,20 @@ def simulate_stock(graph: Graph) -> Simulation:
 
 def find_peak_bound(graph: Graph) -> PeakBound:
     """Returns a lower bound on the peak of every schedule, in any order, and the node with that need."""
-    sizes, arrays = graph.sizes_bytes, graph.arrays
-    held = arrays.inputs.sum(sizes[arrays.inputs.index]) + arrays.outputs.sum(sizes[arrays.outputs.index])
-    could_take = np.repeat(arrays.takes_over_bytes, arrays.inputs.lengths) == sizes[arrays.inputs.index]
-    taken_over = np.where(arrays.inputs.sum(could_take) > 0, arrays.takes_over_bytes, 0)
-    needed = held - taken_over + arrays.workspace_bytes
-    node, at_end = int(needed.argmax()), int(sizes[list(graph.outputs)].sum())
+    needed = find_node_bytes(graph)
+    node, at_end = int(needed.argmax()), int(graph.sizes_bytes[list(graph.outputs)].sum())
     if at_end >= needed[node]:
         node = len(graph.nodes) - 1
     return PeakBound(node, graph.resident_bytes + max(at_end, int(needed[node])))
+
+
+def find_node_bytes(graph: Graph) -> np.ndarray:
+    """Finds the least memory that each node needs while it runs, beside resident bytes, int64 [num_nodes]."""
+    sizes, arrays = graph.sizes_bytes, graph.arrays
+    held = arrays.inputs.sum(sizes[arrays.inputs.index]) + arrays.outputs.sum(sizes[arrays.outputs.index])
+    could_take = np.repeat(arrays.takes_over_bytes, arrays.inputs.lengths) == sizes[arrays.inputs.index]
+    taken_over: np.ndarray = np.where(arrays.inputs.sum(could_take) > 0, arrays.takes_over_bytes, 0)
+    return held - taken_over + arrays.workspace_bytes
 
 
 def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:

@@ -87,7 +87,8 @@ def solve(
     if has_transfers(graph) and not chosen.offloads:
         raise SolverError(
             f"solver {solver_name(chosen)} does not offload, and values of graph {graph.name!r} have costs of "
-            "transfers: choose auto, stage_annealing or fastsa, or take the costs out with drop_transfers(graph)"
+            "transfers: choose auto, stage_annealing, checkmate_milp or fastsa, or take the costs out with "
+            "drop_transfers(graph)"
         )
     time_limit_s, seed = check_time_limit(time_limit_s), check_seed(seed)
     if on_progress is not None:

@@ -91,13 +91,13 @@ SOLVER_ROOMS = {
     "mip": set[str](),
     "checkpointing": {"solvers"},
     "ordering": {"solvers"},
-    "offloading": {"solvers"},
+    "offloading": {"solvers", "mip"},
     "annealing": {"solvers", "mip", "offloading"},
     "twremat": {"solvers"},
     "fastsa": {"solvers", "ordering"},
     "moccasin": {"solvers", "mip", "ordering"},
     "relaxation": {"solvers", "mip", "annealing"},
-    "checkmate": {"solvers", "mip", "annealing", "checkpointing"},
+    "checkmate": {"solvers", "mip", "annealing", "checkpointing", "offloading"},
 }
 
 

@@ -46,6 +46,15 @@ _ORDERS = """`python -m experiments.fastsa.run orders`
 
 Peaks are in percent of the input order's, and no node is computed twice. FastSA makes two million mutations, which only
 move nodes. The order search of `auto` also proves a bound."""
+_OFFLOADING = """`python -m experiments.fastsa.run offloading`
+
+The paper adds fetches to the sequence as one more mutation, and reports no results. The objective is the paper's: the
+costs of all nodes that run, of all fetches, and of one copy out for each fetched value. Each of them costs 1. The
+second overhead is the simulator's, where copies run while nodes compute. The settings are the solver's default.
+Offloading alone has no mutation that adds a node. Budgets are shares of the input order's peak.
+
+At these costs, offloading a value costs at least 2, and computing it again often costs 1. With both, an optimum would
+never cost more than with either alone. The annealing does not reach it: it mostly offloads if it may."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
 The paper measures networks in PyTorch. These are published graphs, in free order, with the
@@ -215,6 +224,24 @@ def orders_table() -> str:
     return f"{_ORDERS}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.2f', intfmt=',')}"
 
 
+def offloading_table() -> str:
+    """Appendix B.3: recomputation, offloading and both."""
+    kinds = ("overlapped_percent", "num_recomputed", "num_fetches", "peak_percent", "cpu_s")
+    rows = []
+    for entry in entries("offloading"):
+        point, result = entry["point"], entry["result"]
+        overhead = result.get("overhead_percent")
+        first = result["status"] if overhead is None else f"{overhead:.2f}"
+        figures = [first, *(result.get(kind) for kind in kinds)]
+        rows.append([point["graph"], result["num_nodes"], point["budget_percent"], point["way"], *figures])
+    rows.sort(key=lambda row: (row[1], -row[2]))
+    headers = (
+        "graph", "nodes", "budget, %", "way", "overhead, %", "with copies beside nodes, %", "recomputed", "fetches",
+        "peak, %", "CPU s",
+    )  # fmt: skip
+    return f"{_OFFLOADING}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.2f', intfmt=',')}"
+
+
 def seeds_table() -> str:
     """Appendix D.6: the spread of overheads over seeds."""
     by_graph: dict[tuple[Any, ...], list[float | None]] = {}
@@ -238,6 +265,7 @@ def page() -> str:
     tables |= {"Figure 8 and appendix C.2: the objective by the maximum and by LogAddExp": _CURVE + curve_table()}
     tables |= {"Appendix C.3: empty slots or a dynamic segment tree": _SLOTS + slots_table()}
     tables |= {"Appendix B.2: the order of least memory alone": orders_table()}
+    tables |= {"Appendix B.3: recomputation and offloading": offloading_table()}
     tables |= {"Appendix D.6: spread over seeds": seeds_table()}
     text = "\n\n".join(f"## {title}\n\n{content}" for title, content in tables.items() if content)
     pictures = "\n\n".join(f"![{name}](fastsa/{name}.png)" for name in PICTURES)

@@ -1,8 +1,8 @@
 """Runs the FastSA experiments: python -m experiments.fastsa.run NAME --cache FOLDER
 
 Names: table1, table2, figure4 (also figure 1), figure7, figure8, figure9, generated, moves, slots, speed, orders
-(appendix B.2), seeds (D.6). Points already in experiments/results/fastsa.jsonl are not run again. One core; times are
-of the process, compilation excluded.
+(appendix B.2), offloading (B.3), seeds (D.6). Points already in experiments/results/fastsa.jsonl are not run again. One
+core; times are of the process, compilation excluded.
 """
 
 import argparse
@@ -77,11 +77,21 @@ EXPERIMENTS = (
     "slots",
     "speed",
     "orders",
+    "offloading",
     "seeds",
 )
 # Appendix B.2: mutations that only move nodes, so that no node is computed twice.
 ROTATIONS = Moves(add=0, remove=0, rotate=1, chain=0, prune=0, shift=0, exchange=0, flip=0)
 ORDERED = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000")
+# Appendix B.3: recomputation alone, offloading alone, whose mutations add no node, and both.
+OFFLOADING = {
+    "recompute": Fastsa(),
+    "offload": Fastsa(
+        Annealing(moves=Moves(add=0, remove=0, rotate=4, flip=8, chain=0, prune=0, exchange=0)), offload=True
+    ),
+    "both": Fastsa(offload=True),
+}
+OFFLOADED = ("resnet18", "mobilenet-v3", "vit-small")
 # Figure 9: the networks on which Checkmate's linear program runs, too.
 BY_LP = ("vgg11", "resnet18")
 SEEDS = 10
@@ -133,6 +143,14 @@ def points_of(name: str) -> list[Point]:
         ]
     if name == "orders":
         return [{"graph": graph, "orders": "rotations", "seed": 0} for graph in ORDERED]
+    if name == "offloading":
+        ways = OFFLOADING
+        return [
+            {"graph": g, "budget_percent": b, "way": way, "seed": 0}
+            for g in OFFLOADED
+            for b in (70, 50)
+            for way in ways
+        ]
     if name == "seeds":
         return [_point(graph, budget, seed=seed) for graph, budget in SEEDED for seed in range(SEEDS)]
     return [{"num_nodes": n, "moves": moves} for n in (100, 300, 1000, 3000, 10000) for moves in ("paper", "default")]
@@ -146,6 +164,8 @@ def compute(point: Point, *, cache: Path) -> dict[str, Any]:
     """The figures of a point."""
     if "slots_per_node" in point:
         return _slots(point["num_nodes"], point["slots_per_node"])
+    if "way" in point:
+        return _offload(instance(point["graph"], cache=cache), point)
     if "orders" in point:
         return _least_order(instance(point["graph"], cache=cache), point["seed"])
     if "moves" in point:
@@ -193,6 +213,34 @@ def _least_order(graph: Graph, seed: int) -> dict[str, Any]:
         "searched_percent": 100 * searched.peak_bytes / stock_bytes,
         "bound_percent": 100 * searched.peak_lower_bound_bytes / stock_bytes,
         "searched_cpu_s": time.process_time() - started_s,
+    }
+
+
+def _offload(graph: Graph, point: Point) -> dict[str, Any]:
+    """The overhead by B.3's objective, which sums the costs of nodes and copies: each node and copy costs 1."""
+    graph = replace(
+        graph,
+        nodes=tuple(replace(node, cost=1) for node in graph.nodes),
+        values=tuple(replace(value, offload_cost=1, fetch_cost=1) for value in graph.values),
+    )
+    cpu_started_s = time.process_time()
+    solution = solve(
+        graph, f"{point['budget_percent']}%", solver=OFFLOADING[point["way"]], order="free",
+        time_limit_s=TIME_LIMIT_S, seed=point["seed"],
+    )  # fmt: skip
+    found: dict[str, Any] = {
+        "num_nodes": len(graph.nodes), "status": str(solution.status), "cpu_s": time.process_time() - cpu_started_s
+    }  # fmt: skip
+    if solution.best is None:
+        return found
+    schedule, simulation = solution.best.schedule, solution.best.simulation
+    copies = len(schedule.fetches) + len({value for _, value in schedule.fetches})
+    return found | {
+        "overhead_percent": 100 * ((len(schedule) + copies) / len(graph.nodes) - 1),
+        "overlapped_percent": 100 * simulation.overhead,
+        "peak_percent": 100 * simulation.peak_bytes / simulate_stock(graph).peak_bytes,
+        "num_recomputed": len(schedule) - len(graph.nodes),
+        "num_fetches": len(schedule.fetches),
     }
 
 

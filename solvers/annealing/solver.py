@@ -22,7 +22,8 @@ from checkmate_tf.solvers.stages import Event, schedule_of_events
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Anneals sets of recomputations in stages, and merges the schedules that it finds. It proves no bound.
+    """Anneals sets of recomputations in stages, and merges the schedules that it finds. It proves no bound but
+    that of copies, where values can be offloaded (offloading/bound.py).
 
     Args:
         moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.

@@ -7,7 +7,6 @@ Each function turns the model into a MixedIntegerProgram and returns an `Answer`
 difference of two schedules' costs.
 """
 
-import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -47,7 +46,7 @@ class Answer:
         x: the best point, [num_columns], or None.
         bound: lower bound on the cost of every point, including `fixed_cost`, in cost units; -inf without a proof.
         infeasible: the back end proved that there is no point.
-        optimal: the back end proved, within its tolerances, that no point costs less than `x` by a `model_cost_step`.
+        optimal: the back end proved, within its tolerances, that no point costs less than `x` by a `cost_step`.
     """
 
     x: np.ndarray | None
@@ -57,14 +56,9 @@ class Answer:
     stats: Stats = field(default_factory=dict)
 
 
-def model_cost_step(model: StageModel) -> int:
-    """Returns the greatest common divisor of the costs: the least difference between schedules of different cost."""
-    return max(1, math.gcd(*(int(cost) for cost in np.unique(model.cost))))
-
-
 def model_cost_scale(model: StageModel) -> float:
     """Returns the number of cost units in one unit of the objective that the back ends minimize."""
-    return max(float(model_cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
+    return max(float(model.cost_step), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
 def solve_milp(
@@ -151,7 +145,9 @@ def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
     """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient is an integer."""
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 
-    program, step = _whole_program(model), model_cost_step(model)
+    if len(model.fetched.column):
+        raise LibraryUnavailable("CP-SAT solves programs of whole numbers only, and times of copies are none")
+    program, step = _whole_program(model), model.cost_step
     others = None if run.start is None else run.start[: program.num_columns]
     result = solve_with_cpsat(program, CpSatSettings(run.time_limit_s, run.seed), start=others)
     if result.infeasible:
@@ -188,14 +184,14 @@ def _whole_program(model: StageModel) -> MixedIntegerProgram:
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
     num_columns = matrix.shape[1]
     return MixedIntegerProgram(
-        model.cost[:num_columns] // model_cost_step(model), np.zeros(num_columns), np.ones(num_columns),
+        model.cost[:num_columns] // model.cost_step, np.zeros(num_columns), np.ones(num_columns),
         np.ones(num_columns, dtype=bool), sparse.csr_array(sparse.diags_array(scale) @ matrix), row_lower * scale,
         row_upper * scale,
     )  # fmt: skip
 
 
 def _absolute_gap(model: StageModel) -> float:
-    return 0.5 * model_cost_step(model) / model_cost_scale(model)
+    return 0.5 * model.cost_step / model_cost_scale(model)
 
 
 def _answer(model: StageModel, result: MipResult) -> Answer:

@@ -4,7 +4,8 @@ Checkmate, section 4. The departures keep the optimum: rows tighter than (7b) an
 that presolve removes (stage_space.py); a cutoff, because a schedule from quick methods limits the cost of the repeats
 of an optimum, so nodes that cost more are computed once; and budget rows that are added only where a solution breaks
 them. The program also covers separate values of a node, nodes that are not recomputable, workspace, and in-place
-outputs.
+outputs. If values have costs of transfers, the program offloads them, too (transfers.py). It is then a relaxation: its
+schedule may take longer than its optimum.
 
 `CheckmateMilp.paper()` is without these departures.
 
@@ -16,10 +17,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
-from checkmate_tf.schedule import Schedule, from_stages
+from checkmate_tf.errors import SolverError
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate import backends
@@ -29,6 +32,9 @@ from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace, full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.mip.program import CvxpySolver
+from checkmate_tf.solvers.offloading.bound import bound_cost
+from checkmate_tf.solvers.offloading.choose import has_transfers
+from checkmate_tf.solvers.offloading.transfers import hide_transfers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
@@ -58,6 +64,7 @@ class CheckmateMilp(Solver):
     presolve: bool = True
     lazy_rows: bool = True
     form: Formulation = field(default_factory=Formulation)
+    offloads: ClassVar[bool] = True
 
     @staticmethod
     def paper() -> "CheckmateMilp":
@@ -66,6 +73,10 @@ class CheckmateMilp(Solver):
 
     def search(self, search: Search) -> Result:
         problem, graph = search.problem, search.problem.graph
+        if has_transfers(graph) and not self.form.tight:
+            raise SolverError(
+                "the paper's rows do not offload: choose Formulation(tight=True), or drop_transfers(graph)"
+            )
         limit_s = search.time_limit_s / SETTINGS.start_part
         start = best_start(problem, self.start_from, self.warm_start, time_limit_s=limit_s, seed=search.seed)
         start_time_s = time.perf_counter() - search.started_s
@@ -78,6 +89,9 @@ class CheckmateMilp(Solver):
             return Result(start, stats={"gave_up": str(error)})
         rows = own_events(space) if self.lazy_rows and self.form.tight else space.binding
         best, bound, num_rounds, build_time_s = start, graph.baseline_cost, 0, 0.0
+        if has_transfers(graph):
+            deadline_s = time.perf_counter() + SETTINGS.build_share * search.remaining_s
+            bound = bound_cost(graph, problem.budget_bytes, deadline_s=deadline_s)
         while True:
             began_s = time.perf_counter()
             try:
@@ -89,8 +103,10 @@ class CheckmateMilp(Solver):
             build_time_s += built_s
             hints = built_s <= SETTINGS.hint_share * search.remaining_s
             answer = self._answer(search, model, best if hints else None)
-            schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
+            schedule = None if answer.x is None else model.schedule(graph, answer.x)
             best = pick_cheaper(problem, best, schedule)
+            if schedule is not None and schedule.fetches:
+                best = pick_cheaper(problem, best, hide_transfers(graph, schedule, problem.budget_bytes))
             bound = max(bound, proved_bound(problem, model, answer, schedule, best))
             more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
             if more is None or not more.any() or search.remaining_s < 0:
@@ -171,17 +187,19 @@ def proved_bound(
         schedule: the schedule of the answer, within the budget or not.
         best: a schedule within the budget. It costs at least as much as the cutoff under which the model was built, so
             the bound is at most its cost.
+
+    If values can be offloaded, the model's optimum may be below the cost of its schedule.
     """
     baseline = problem.graph.baseline_cost
     limit = np.inf if best is None else simulate(problem.graph, best).cost
     if answer.infeasible:
         return baseline if best is None else int(limit)
-    if answer.optimal and schedule is not None:
+    if answer.optimal and schedule is not None and not len(model.fetched.column):
         return int(min(limit, simulate(problem.graph, schedule).cost))
     if not math.isfinite(answer.bound):
         return baseline
-    step = backends.model_cost_step(model)
-    tolerance = _ROUNDING * (backends.model_cost_scale(model) + answer.bound - baseline)
+    step = model.cost_step
+    tolerance = _ROUNDING * (backends.model_cost_scale(model) + answer.bound - baseline + model.most_time)
     return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
 
 
@@ -189,7 +207,7 @@ def _reporter(search: Search, model: StageModel) -> Callable[[np.ndarray, float]
     problem = search.problem
 
     def report(x: np.ndarray, bound: float) -> None:
-        simulation = simulate(problem.graph, from_stages(problem.graph, model.recompute(x) > 0.5))
+        simulation = simulate(problem.graph, model.schedule(problem.graph, x))
         if simulation.peak_bytes > problem.budget_bytes:
             return
         proved = proved_bound(problem, model, backends.Answer(x, bound), None, None)

@@ -21,11 +21,15 @@ freed.
 over the nodes that can run in the stage. There is a budget row only where the budget can bind according to the stage
 space. Nodes of several values keep their FREE on the diagonal, because one of the values may have no use. An in-place
 node may take over the storage of an equally large input that is freed right after it.
+
+If values can be offloaded, rows (a) and (b) also count fetched copies, and costs include the time for which nodes wait
+for copies (transfers.py). Only the tight form has these columns.
 """
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from scipy import sparse
@@ -42,12 +46,15 @@ from checkmate_tf.solvers.checkmate.rows import (
     Table,
     Units,
     budget_rows,
+    fetch_columns,
+    fetch_rows,
     free_columns,
     paper_rows,
     tight_rows,
 )
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace
+from checkmate_tf.solvers.checkmate.transfers import FetchColumns, decode, list_fetch_columns, time_rows, time_unit
 from checkmate_tf.solvers.search import check_memory
 
 # The budget in the model's units of memory: far above the back ends' tolerances, and far below the digits they lose.
@@ -69,6 +76,9 @@ class StageModel:
         retain_column: likewise of S, int32 [num_stages + 1, num_values].
         most_usage: upper limit of every U, in units of memory.
         solvable: False if the entries without a choice already break a row.
+        fetched: the columns of FETCH; empty if no value can be offloaded.
+        cost_step: the costs of two schedules differ by a multiple of it.
+        most_time: the longest that a copy can wait for other copies, in cost units; 0 if no value can be offloaded.
     """
 
     fixed_cost: float
@@ -86,6 +96,9 @@ class StageModel:
     memory_unit_bytes: float
     most_usage: float
     solvable: bool
+    fetched: FetchColumns
+    cost_step: int
+    most_time: int
 
     def recompute(self, x: np.ndarray) -> np.ndarray:
         """Returns R of a point, float [num_stages, num_nodes]."""
@@ -96,6 +109,15 @@ class StageModel:
         """Returns S of a point, float [num_stages + 1, num_values]."""
         chosen = x[self.retain_column] if len(x) else 0.0
         return np.where(self.retain_column >= 0, chosen, self.space.retain_lower)
+
+    def schedule(self, graph: Graph, x: np.ndarray) -> Schedule:
+        """Returns the schedule of a point."""
+        recompute = self.recompute(x) > 0.5
+        if not len(self.fetched.column):
+            return from_stages(graph, recompute)
+        taken = x[self.fetched.column] > 0.5
+        parts = (part[taken].tolist() for part in (self.fetched.stage, self.fetched.value, self.fetched.node))
+        return decode(graph, recompute, self.retain(x) > 0.5, list(zip(*parts, strict=True)))
 
     def point(self, graph: Graph, schedule: Schedule) -> np.ndarray | None:
         """Returns the columns of R and S for a schedule, nan for the others; None if the stage space excludes it."""
@@ -162,17 +184,28 @@ def build_model(
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
     arrays = ReadArrays.of(graph, form)
     num_stages = space.recompute_upper.shape[0]
+    out = np.full(len(graph.values), -1, dtype=np.int64)
+    out[arrays.offloadable] = columns.add(columns.CONTINUOUS, np.ones(int(arrays.offloadable.sum())))
+    fetches = []
     for stage in range(num_stages):
         _check_time(deadline_s, num_stages, stage)
         check_memory(SETTINGS.entry_bytes * (rows.num_entries + usage.num_entries), memory_limit_bytes)
         freed = free_columns(arrays, space, columns, stage, form)
-        rows_of_form = tight_rows if form.tight else paper_rows
-        rows_of_form(rows, arrays, space, columns, stage, freed)
-        budget_rows(usage, rows, arrays, space, columns, stage, freed, units, form)
+        fetches.append(fetch_columns(arrays, space, columns, stage))
+        if form.tight:
+            tight_rows(rows, arrays, space, columns, stage, freed, fetches[-1])
+        else:
+            paper_rows(rows, arrays, space, columns, stage, freed)
+        fetch_rows(rows, arrays, columns, stage, freed, fetches[-1], out)
+        budget_rows(usage, rows, arrays, space, columns, stage, freed, fetches[-1], units, form)
     if not space.frontier_advancing:  # (1e)
         terminal = columns.recompute[:, -1]
         rows.add(np.ones(1), np.full(1, np.inf), (np.zeros(len(terminal), dtype=np.int64), terminal, 1.0))
-    return _without_fixed(graph, space, columns, rows, usage, units.unit_bytes, deadline_s)
+    fetched = list_fetch_columns(arrays, fetches)
+    waits = np.zeros(0, dtype=np.int64)
+    if len(fetched.column):
+        waits = time_rows(rows, columns, arrays, out, fetched)
+    return _without_fixed(graph, space, columns, rows, usage, fetched, waits, units.unit_bytes, deadline_s)
 
 
 def _check_time(deadline_s: float, num_stages: int, built: int) -> None:
@@ -188,6 +221,8 @@ def _without_fixed(
     columns: Columns,
     rows: Rows,
     usage: Rows,
+    fetched: FetchColumns,
+    waits: np.ndarray,
     unit_bytes: float,
     deadline_s: float,
 ) -> StageModel:
@@ -200,6 +235,7 @@ def _without_fixed(
     cost = np.zeros(columns.count)
     stages, nodes = np.nonzero(space.recompute_upper)
     cost[columns.recompute[stages, nodes]] = graph.costs[nodes]
+    cost[waits] = time_unit(graph)
     is_usage = kind == columns.USAGE
     fixed = (lower == upper) & ~is_usage
     left = np.concatenate([np.flatnonzero(~fixed & ~is_usage), np.flatnonzero(is_usage)])
@@ -220,6 +256,8 @@ def _without_fixed(
     _check_time(deadline_s, num_stages, num_stages)
     renumber = np.full(columns.count + 1, -1, dtype=np.int32)
     renumber[left] = np.arange(len(left), dtype=np.int32)
+    steps = np.unique(cost[left]) if not len(waits) else graph.costs
+    copies = [(int(value.offload_cost or 0), int(value.fetch_cost or 0)) for value in graph.values if len(waits)]
     return StageModel(
         fixed_cost=float(cost @ constant),
         cost=cost[left],
@@ -236,5 +274,8 @@ def _without_fixed(
         memory_unit_bytes=unit_bytes,
         # A value counts at most twice: as retained into a stage and as computed in it.
         most_usage=(graph.resident_bytes + 2 * int(graph.sizes_bytes.sum())) / unit_bytes,
+        fetched=replace(fetched, column=renumber[fetched.column]),
+        cost_step=max(1, math.gcd(*(int(step) for step in steps), *chain.from_iterable(copies))),
+        most_time=sum(out for out, _ in copies) + sum(copies[value][1] for value in fetched.value.tolist()),
         solvable=bool((least <= row_upper + _ROUNDING).all() and (most >= row_lower - _ROUNDING).all()),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import sparse
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.checkmate.stage_space import Edges, StageSpace, edges_of
+from checkmate_tf.solvers.checkmate.stage_space import Edges, StageSpace, edges_of, find_offloadable
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class ReadArrays:
 
     `edges` lists the users of each value, and before them its producer if FREE is kept on the diagonal (`diagonal`).
     `before` and `after` are the pairs of edges of one value, the earlier edge in `before`. `takeover` marks edges whose
-    user is in-place and has a first output as large as the value.
+    user is in-place and has a first output as large as the value. `offloadable` marks the values that may be
+    offloaded, bool [num_values].
     """
 
     graph: Graph
@@ -134,6 +135,7 @@ class ReadArrays:
     after: np.ndarray
     producer: np.ndarray
     workspace: np.ndarray
+    offloadable: np.ndarray
 
     @staticmethod
     def of(graph: Graph, form: Formulation) -> "ReadArrays":
@@ -145,7 +147,36 @@ class ReadArrays:
         start = np.searchsorted(edges.value, np.arange(len(graph.values) + 1))
         pairs = [(e, f) for a, b in pairwise(start) for f in range(a, b) for e in range(a, f)]
         before, after = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        return ReadArrays(graph, edges, diagonal, takeover, before, after, producer, graph.arrays.workspace_bytes)
+        return ReadArrays(
+            graph, edges, diagonal, takeover, before, after, producer, graph.arrays.workspace_bytes,
+            find_offloadable(graph),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """The columns of FETCH in a stage, -1 where there is none.
+
+    Args:
+        read: for each edge, of a copy that comes back for the edge's user, int64 [num_edges].
+        early: for each value, of a copy that comes back with the stage's own node, for a later stage or the end,
+            int64 [num_values].
+    """
+
+    read: np.ndarray
+    early: np.ndarray
+
+
+def fetch_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int) -> Fetches:
+    """Adds the columns of FETCH in a stage."""
+    value, user = arrays.edges.value, arrays.edges.user
+    runs = space.recompute_upper[stage][user] & ~arrays.diagonal & arrays.offloadable[value]
+    waits = arrays.offloadable & (arrays.producer < stage) & (columns.retain[stage + 1] >= 0)
+    waits[value[user == stage]] = False
+    read, early = np.full(len(value), -1, dtype=np.int64), np.full(len(waits), -1, dtype=np.int64)
+    read[runs] = columns.add(columns.INTEGER, np.ones(int(runs.sum())))
+    early[waits] = columns.add(columns.INTEGER, np.ones(int(waits.sum())))
+    return Fetches(read, early)
 
 
 def free_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, form: Formulation) -> np.ndarray:
@@ -158,7 +189,9 @@ def free_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage:
         last_sure = np.full(len(arrays.graph.values), -1, dtype=np.int64)
         np.maximum.at(last_sure, value[surely], user[surely])
         matters = (user < _last_chained(space, stage, form)) | (arrays.takeover & space.binding[stage][user])
-        runs &= there & matters & ~space.retain_lower[stage + 1][value] & (user >= last_sure[value])
+        needed = matters & ~space.retain_lower[stage + 1][value] & (user >= last_sure[value])
+        # A value that is freed may be fetched for a later reader of the stage.
+        runs &= there & (needed | arrays.offloadable[value])
     freed = np.full(len(user), -1, dtype=np.int64)
     kind = columns.CONTINUOUS if form.tight else columns.INTEGER
     freed[runs] = columns.add(kind, np.ones(int(runs.sum())))
@@ -177,7 +210,13 @@ def _last_chained(space: StageSpace, stage: int, form: Formulation) -> int:
 
 
 def tight_rows(
-    rows: Rows, arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
+    rows: Rows,
+    arrays: ReadArrays,
+    space: StageSpace,
+    columns: Columns,
+    stage: int,
+    freed: np.ndarray,
+    fetches: Fetches,
 ) -> None:
     value, user = arrays.edges.value, arrays.edges.user
     recompute, retain, following = columns.recompute[stage], columns.retain[stage], columns.retain[stage + 1]
@@ -190,7 +229,9 @@ def tight_rows(
         (row[reads], recompute[user[reads]], 1.0),
         (row[reads], retain[value[reads]], -1.0),
         (row[reads], recompute[arrays.producer[value[reads]]], -1.0),
+        (row[reads], fetches.read[reads], -1.0),
         (row[arrays.after[pair]], freed[arrays.before[pair]], 1.0),
+        (row[arrays.after[pair]], fetches.read[arrays.before[pair]], -1.0),
     )
     kept = following >= 0
     row = np.cumsum(kept) - 1
@@ -204,6 +245,8 @@ def tight_rows(
         (row[index], retain[index], -1.0),
         (row[index], recompute[arrays.producer[index]], -1.0),
         (row[value[edge]], freed[edge], 1.0),
+        (row[value[edge]], fetches.read[edge], -1.0),
+        (row[index], fetches.early[index], -1.0),
     )
     index = np.flatnonzero(freed >= 0)
     row = np.arange(len(index))
@@ -220,6 +263,45 @@ def tight_rows(
         np.ones(len(index)),
         (row, retain[index], 1.0),
         (row, recompute[arrays.producer[index]], 1.0),
+    )
+
+
+def fetch_rows(
+    rows: Rows,
+    arrays: ReadArrays,
+    columns: Columns,
+    stage: int,
+    freed: np.ndarray,
+    fetches: Fetches,
+    out: np.ndarray,
+) -> None:
+    """Rows (e) and (f) of transfers.py; `out` has the columns of OUT, [num_values]."""
+    value, user = arrays.edges.value, arrays.edges.user
+    recompute, retain = columns.recompute[stage], columns.retain[stage]
+    edge, early = np.flatnonzero(fetches.read >= 0), np.flatnonzero(fetches.early >= 0)
+    fetched = np.append(fetches.read[edge], fetches.early[early])
+    subject = np.append(value[edge], early)
+    row = np.arange(len(fetched))
+    none = np.zeros(len(fetched))
+    runs = np.append(recompute[user[edge]], np.full(len(early), recompute[stage]))
+    for limit in (runs, out[subject]):  # (e)
+        rows.add(np.full(len(fetched), -np.inf), none, (row, fetched, 1.0), (row, limit, -1.0))
+    place = np.full(len(value), -1, dtype=np.int64)
+    place[edge] = np.arange(len(edge))
+    pair = place[arrays.after] >= 0
+    place_early = np.full(len(arrays.producer), -1, dtype=np.int64)
+    place_early[early] = np.arange(len(early)) + len(edge)
+    other = np.flatnonzero(place_early[value] >= 0)
+    rows.add(  # (f)
+        np.full(len(fetched), -np.inf),
+        np.ones(len(fetched)),
+        (row, fetched, 1.0),
+        (row, retain[subject], 1.0),
+        (row, recompute[arrays.producer[subject]], 1.0),
+        (place[arrays.after[pair]], fetches.read[arrays.before[pair]], 1.0),
+        (place[arrays.after[pair]], freed[arrays.before[pair]], -1.0),
+        (place_early[value[other]], fetches.read[other], 1.0),
+        (place_early[value[other]], freed[other], -1.0),
     )
 
 
@@ -267,6 +349,7 @@ def budget_rows(
     columns: Columns,
     stage: int,
     freed: np.ndarray,
+    fetches: Fetches,
     units: Units,
     form: Formulation,
 ) -> None:
@@ -289,6 +372,7 @@ def budget_rows(
     retained = np.flatnonzero(columns.retain[stage] >= 0)
     after = np.where(position[arrays.edges.user] >= 0, position[arrays.edges.user] + 1, 0)
     frees = np.flatnonzero((freed >= 0) & (after > 0) & (after < len(nodes)))
+    there = np.flatnonzero((fetches.read >= 0) & (position[arrays.edges.user] >= 0))
     start = np.zeros(len(nodes))
     start[0] = arrays.graph.resident_bytes / units.unit_bytes
     usage.add(  # (2), (3)
@@ -299,6 +383,7 @@ def budget_rows(
         (position[arrays.producer[made]], columns.recompute[stage][arrays.producer[made]], -size[made]),
         (np.zeros(len(retained), dtype=np.int64), columns.retain[stage][retained], -size[retained]),
         (after[frees], freed[frees], size[arrays.edges.value[frees]]),
+        (position[arrays.edges.user[there]], fetches.read[there], -size[arrays.edges.value[there]]),
     )
     for node in nodes[space.binding[stage][nodes] & ~plain]:
         workspace = arrays.workspace[node] / units.unit_bytes

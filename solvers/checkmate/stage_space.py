@@ -3,11 +3,13 @@
 Each restriction keeps an optimal solution, or at least every solution that costs no more than `most_extra_cost`:
 
 - A node that costs more than `most_extra_cost` is computed once. So is a node that is not recomputable, and a node
-  whose values take no bytes. The value of such a node is retained until its last use.
+  whose values take no bytes. The value of such a node is retained until its last use,
+  unless it can be offloaded.
 - Value v is retained into stage t, or computed again in it, only if a node that can run in stage t or later reads it.
 - An event (stage t, node k) needs no budget row if everything that can be held and needed there fits (`binding`).
 - In a run of stages without any such row, it is enough to recompute in the first stage and to hold every value until
-  the last, because everything fits. The other stages of a run are `merged`.
+  the last, because everything fits. The other stages of a run are `merged`. If values can be
+  offloaded, no stage is merged, because copies would have less time to hide.
 """
 
 import math
@@ -89,7 +91,9 @@ def presolved_space(
     diagonal = np.eye(num_nodes, dtype=bool)
     recompute_upper: np.ndarray = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
     retain_upper = (producer < boundary) & (boundary <= needed)
-    retain_lower: np.ndarray = (producer < boundary) & (boundary <= graph.arrays.last_use) & ~repeats[producer]
+    offloadable = find_offloadable(graph)
+    stays = ~repeats[producer] & ~offloadable
+    retain_lower: np.ndarray = (producer < boundary) & (boundary <= graph.arrays.last_use) & stays
     retain_lower[num_nodes, list(graph.outputs)] = True
     binding = np.zeros((num_nodes, num_nodes), dtype=bool)
     edges = edges_of(graph)
@@ -100,11 +104,16 @@ def presolved_space(
             graph, edges, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
         )
     slack: np.ndarray = np.logical_not(binding.any(axis=1))
-    merged = slack.copy()
+    merged = slack & (not offloadable.any())
     merged[1:] &= slack[:-1]
     merged[0] = False
     recompute_upper[merged] &= diagonal[merged]
     return StageSpace(diagonal, recompute_upper, retain_lower, retain_upper, binding, merged)
+
+
+def find_offloadable(graph: Graph) -> np.ndarray:
+    """Finds which values can be offloaded and would make room, bool [num_values]."""
+    return np.array([value.fetch_cost is not None and value.size_bytes > 0 for value in graph.values], dtype=np.bool_)
 
 
 def own_events(space: StageSpace) -> np.ndarray:

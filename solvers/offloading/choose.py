@@ -3,7 +3,7 @@
 The solver solves the graph for the budget itself and for larger budgets, up to the peak without recomputation. With a
 larger budget it recomputes less, and offloading then brings the schedule within the budget. The cheapest result is
 returned, so it never costs more than recomputation or offloading alone. The solver's bounds are about recomputation and
-do not apply here; the bound is the cost of computing every node once.
+do not apply here. In fixed order the bound is that of `bound.py`, in free order the cost of computing every node once.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,13 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.search import Search
 
 _NUM_BUDGETS = 4
 _OWN_SHARE = 0.4  # share of the time for the budget itself
+_BOUND_SHARE = 0.1  # share of the time for the bound
 
 
 def has_transfers(graph: Graph) -> bool:
@@ -57,14 +59,18 @@ def choose_transfers(
         cost = simulate(graph, schedule).cost
         if best is None or cost < best_cost:
             best, best_cost = schedule, cost
-            search.report(cost, graph.baseline_cost)
+            search.report(cost, bound)
 
+    bound = graph.baseline_cost
     learn(make_retain_all_schedule(graph))
+    if problem.order == "fixed" and best_cost != bound and not first_schedule:
+        deadline_s = search.deadline_s - (1 - _BOUND_SHARE) * search.remaining_s
+        bound = bound_cost(graph, problem.budget_bytes, deadline_s=deadline_s)
     started_s = search.elapsed_s
     own_s = _OWN_SHARE * search.remaining_s
     other_s = (search.remaining_s - own_s) / _NUM_BUDGETS
     for number in range(_NUM_BUDGETS + 1):
-        if best is not None and (first_schedule or best_cost == graph.baseline_cost):
+        if best is not None and (first_schedule or best_cost == bound):
             break
         budget_bytes = problem.budget_bytes + number * (stock_bytes - problem.budget_bytes) // (_NUM_BUDGETS + 1)
         limit_s = min(other_s if number else own_s, search.remaining_s)
@@ -73,4 +79,4 @@ def choose_transfers(
         within = replace(problem, graph=plain, budget_bytes=budget_bytes)
         learn(solve_plain(Search(within, limit_s, search.seed)).schedule)
     stats = {"fetches": 0 if best is None else len(best.fetches), "searched_s": search.elapsed_s - started_s}
-    return Result(best, graph.baseline_cost, "free", stats=stats)
+    return Result(best, bound, problem.order, stats=stats)

@@ -1,22 +1,26 @@
 """Keep, recompute or offload, chosen together: against exhaustive search on tiny graphs."""
 
+import math
 from dataclasses import replace
-from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from checkmate_tf.errors import ScheduleError, SolverError
+from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
-from checkmate_tf.solvers import solve
+from checkmate_tf.schedule import check_schedule
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.solvers import Problem, Status, solve
+from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
+from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
-from tests.graphs import training_chain, training_graphs
+from tests.graphs import graphs, training_chain, training_graphs
+from tests.solvers.offloading_oracle import find_least_cost
 
 ALONE = Auto(workers=0)
 
@@ -24,33 +28,6 @@ ALONE = Auto(workers=0)
 def let_offload(graph: Graph, cost: int) -> Graph:
     values = tuple(replace(value, offload_cost=cost, fetch_cost=cost) for value in graph.values)
     return replace(graph, values=values)
-
-
-def find_least_cost(graph: Graph, budget_bytes: int, *, most_fetches: int = 2) -> int | None:
-    """The least cost of all schedules with at most one recomputation and so many fetches, by trying every one."""
-    order = make_retain_all_schedule(graph).order
-    orders = {order} | {
-        (*order[:place], node, *order[place:]) for node in order for place in range(node + 2, len(order) + 1)
-    }
-    costs = []
-    for each in orders:
-        pairs = [(position, value) for position in range(len(each)) for value in range(len(graph.values))]
-        for number in range(most_fetches + 1):
-            for fetches in combinations(pairs, number):
-                values = sorted({value for _, value in fetches})
-                for held in product([None, *range(len(each))], repeat=len(values)):
-                    offloads = sorted(
-                        (position, value) for position, value in zip(held, values, strict=True) if position is not None
-                    )
-                    schedule = Schedule(each, fetches, tuple(offloads))
-                    try:
-                        check_schedule(graph, schedule)
-                    except ScheduleError:
-                        continue
-                    simulation = simulate(graph, schedule)
-                    if simulation.peak_bytes <= budget_bytes:
-                        costs.append(simulation.cost)
-    return min(costs, default=None)
 
 
 @pytest.mark.parametrize(("cost", "size"), [(1, 5), (4, 5)])
@@ -112,12 +89,78 @@ def test_the_least_budget_is_lower_with_offloading():
     check_schedule(let_offload(graph, 1), both.solution.schedule)
 
 
-@settings(deadline=None, max_examples=10)
-@given(training_graphs(max_layers=2))
-def test_no_schedule_costs_less_than_the_bound(graph):
-    graph = let_offload(graph, 1)
-    budget_bytes = int(0.8 * simulate_stock(graph).peak_bytes)
-    solution = solve(graph, budget_bytes, solver=ALONE, time_limit_s=1)
-    least = find_least_cost(graph, budget_bytes, most_fetches=1) if len(graph.nodes) <= 6 else None
+@st.composite
+def offloading_problems(draw: st.DrawFn) -> Problem:
+    """Graphs of up to six nodes, at most three of whose values can be offloaded, and budgets below the stock peak."""
+    graph = draw(st.one_of(graphs(max_nodes=6), training_graphs(max_layers=2)))
+    offloadable = draw(st.lists(st.sampled_from(range(len(graph.values))), min_size=1, max_size=3, unique=True))
+    values = list(graph.values)
+    for number in offloadable:
+        costs = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+        values[number] = replace(values[number], offload_cost=costs[0], fetch_cost=costs[1])
+    graph = replace(graph, values=tuple(values))
+    least, peak = find_peak_bound(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    return Problem(graph, draw(st.integers(max(1, least), max(1, least, peak - 1))))
+
+
+@settings(deadline=None, max_examples=30)
+@given(offloading_problems())
+def test_no_schedule_costs_less_than_the_bound(problem):
+    bound = bound_cost(problem.graph, problem.budget_bytes, deadline_s=math.inf)
+    least = find_least_cost(problem.graph, problem.budget_bytes)
+    assert problem.graph.baseline_cost <= bound
+    assert least is None or bound <= least
+
+
+@pytest.mark.parametrize(("compute", "copy", "bound"), [(2, 1, 15), (2, 4, 18), (2, 10, 28)])
+def test_the_bound_counts_copies_that_cannot_hide(compute, copy, bound):
+    """Seven nodes, one of whose values has to leave for the third: out after the first, back after the third."""
+    graph = let_offload(training_chain(3, size=5, cost=compute), copy)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=ALONE, time_limit_s=2)
+    assert solution.cost_lower_bound == bound == solution.simulation.cost
+    assert solution.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize(
+    ("backend", "copy", "cost"), [("highs", 1, 15), ("auto", 1, 15), ("cvxpy", 1, 15), ("highs", 4, 18)]
+)
+def test_checkmate_milp_offloads_where_nothing_may_run_again(backend, copy, cost):
+    """What leaves memory here is out after the first node and back for the last: `find_least_cost` finds the costs."""
+    graph = let_offload(training_chain(3, size=5, cost=2), copy)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solver = CheckmateMilp(backend=backend, start_from=())
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=solver, time_limit_s=20)
+    assert solution.status is Status.OPTIMAL
+    assert solution.simulation.cost == cost
+    assert solution.schedule.fetches
+
+
+def test_checkmate_milp_recomputes_where_copies_take_longer():
+    graph = let_offload(training_chain(3, size=5, cost=2), 10)
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver="checkmate_milp", time_limit_s=20)
+    assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, 16)
+    assert not solution.schedule.fetches
+
+
+def test_the_papers_program_says_that_it_does_not_offload():
+    graph = let_offload(training_chain(3), 1)
+    with pytest.raises(SolverError, match="the paper's rows do not offload"):
+        solve(graph, "80%", solver=CheckmateMilp.paper())
+
+
+@settings(deadline=None, max_examples=30)
+@given(offloading_problems())
+def test_checkmate_milp_proves_only_what_exhaustive_search_finds(problem):
+    solution = solve(problem.graph, problem.budget_bytes, solver=CheckmateMilp(backend="highs"), time_limit_s=5)
+    least = find_least_cost(problem.graph, problem.budget_bytes, stages=True)
+    if solution.schedule is None:
+        assert least is None
+        return
+    check_schedule(problem.graph, solution.schedule, order="fixed")
+    assert simulate(problem.graph, solution.schedule).peak_bytes <= problem.budget_bytes
+    assert problem.graph.baseline_cost <= solution.cost_lower_bound <= solution.simulation.cost
     if least is not None:
         assert solution.cost_lower_bound <= least
+        if solution.status is Status.OPTIMAL:
+            assert solution.simulation.cost <= least

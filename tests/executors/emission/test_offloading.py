@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from checkmate_tf.errors import GraphError, ScheduleError
-from checkmate_tf.graph import Graph, Value
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule, to_stages
 from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
 from checkmate_tf.simulator import simulate, time_schedule
@@ -59,6 +59,14 @@ def test_one_lane_each_way_copies_one_value_at_a_time():
     # a is out before c, and b before d, which c's end waits for; the copies back come one after the other.
     assert copied == [(0, False, 1, 6), (1, False, 6, 11), (0, True, 11, 18), (1, True, 18, 25)]
     assert timing.end == (1, 2, 7, 26)
+
+
+def test_values_of_one_node_are_copied_out_in_the_order_of_its_outputs():
+    values = tuple(Value(f"v{number}", 1, offload_cost=2, fetch_cost=1) for number in range(11))
+    first = Node("a", "op", (), tuple(range(9)), cost=1)
+    graph = Graph((first, Node("b", "op", (), (9,), cost=1), Node("c", "op", (1, 8), (10,), cost=1)), values)
+    timing = time_schedule(graph, Schedule((0, 1, 2), fetches=((2, 1), (2, 8))))
+    assert [(one.value, one.begin, one.end) for one in timing.transfers[:2]] == [(1, 1, 3), (8, 3, 5)]
 
 
 def test_an_in_place_node_takes_over_a_fetched_input():
