@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate_tf.errors import ProfileError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.measurement.kept_state import keep_state, move_to_fitting_chunks
@@ -83,7 +84,7 @@ def run_steps(
         or may_leave_out_small(max(peaks), predicted_bytes - resident_bytes)
         or (find_default_device().startswith("CPU") and WHILE_TYPES & list_reached_op_types(function.graph))
     ):
-        peaks.append(record_peak_bytes(function, arguments))
+        peaks.append(record_or_predict(function, arguments, predicted_bytes - resident_bytes))
     return StepRun(resident_bytes + held + max(peaks), min(runs.times_s), held)
 
 
@@ -135,6 +136,18 @@ def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:
     KiB.
     """
     return find_default_device().startswith("CPU") and peak_bytes < _MUCH_LESS * predicted_bytes
+
+
+def record_or_predict(
+    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], predicted_bytes: int
+) -> int:
+    """Returns the recorded peak, or the predicted one if the function captures a resource that cannot be copied, such
+    as a lookup table.
+    """
+    try:
+        return record_peak_bytes(function, arguments)
+    except ProfileError:
+        return predicted_bytes
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -21,10 +21,10 @@ import tensorflow as tf
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measurement.device_memory import reserve_pool
-from checkmate_tf.measurement.measured_steps import may_leave_out_small
+from checkmate_tf.measurement.measured_steps import may_leave_out_small, record_or_predict
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.tf_private import trace
 
 # Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
@@ -133,7 +133,7 @@ def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
             tf.test.experimental.sync_devices()
             times_s.append(time.perf_counter() - began_s)
         if not peaks_bytes or may_leave_out_small(max(peaks_bytes), predicted_bytes):
-            peaks_bytes.append(record_peak_bytes(step, arguments))
+            peaks_bytes.append(record_or_predict(step, arguments, predicted_bytes))
     except tf.errors.ResourceExhaustedError:
         return {"failure": _OUT_OF_MEMORY}
     return {"failure": "", "peak_bytes": max(peaks_bytes), "step_time_s": min(times_s)}

@@ -347,6 +347,7 @@ class Diffusion(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.norm = layers.Normalization(mean=[0.5] * 3, variance=[0.08] * 3)
+        self.norm.build((None, *_IMAGE))
         self.network, self.average = _denoiser(), _denoiser()
         self.average.set_weights(self.network.get_weights())
         self.average.trainable = False

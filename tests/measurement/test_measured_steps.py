@@ -129,3 +129,16 @@ def test_loops_are_not_run_in_a_session_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         run = run_steps(concrete, [tf.ones(1 << 18)], resident_bytes=0, predicted_bytes=3 << 20)
         assert run.peak_bytes == peak
     assert len(recorded) == 1
+
+
+def test_the_predicted_peak_stands_in_where_a_lookup_table_cannot_be_copied_to_a_session() -> None:
+    """The allocator of a CPU leaves out what is small, so that the records are asked for."""
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+    table = tf.lookup.StaticHashTable(words, default_value=0)
+
+    def compute(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(table.lookup(x), tf.float32) * 2.0
+
+    concrete = tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec((2,), tf.string))
+    run = run_steps(concrete, [tf.constant(["a", "c"])], resident_bytes=100, predicted_bytes=1000)
+    assert run.peak_bytes == 1000 + run.held_bytes
