@@ -40,7 +40,10 @@ class Constants:
         options = config_pb2.GraphOptions(rewrite_options=rewrites)
         config = config_pb2.ConfigProto(graph_options=options, device_count={"GPU": 0})
         with tf.compat.v1.Session(graph=graph, config=config) as session:
-            self._values.update(session.run({name: name for name in wanted}))
+            found = session.run({name: name for name in wanted})
+        # A session returns one string as bytes.
+        texts = {name: np.array(value, object) for name, value in found.items() if isinstance(value, bytes)}
+        self._values.update(found | texts)
 
     def _cut_graph_def(self, tensors: Iterable[tf.Tensor]) -> graph_pb2.GraphDef:
         graph_def = graph_pb2.GraphDef()

@@ -13,7 +13,6 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result
-from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.search import Search
 
@@ -64,6 +63,8 @@ def choose_transfers(
     bound = graph.baseline_cost
     learn(make_retain_all_schedule(graph))
     if problem.order == "fixed" and best_cost != bound and not first_schedule:
+        from checkmate_tf.solvers.offloading.bound import bound_cost  # needs SciPy and HiGHS
+
         deadline_s = search.deadline_s - (1 - _BOUND_SHARE) * search.remaining_s
         bound = bound_cost(graph, problem.budget_bytes, deadline_s=deadline_s)
     started_s = search.elapsed_s

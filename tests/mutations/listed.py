@@ -118,8 +118,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the storage of two inputs would be taken over by one output",
     ),
     _simulator(
-        "needed = held - taken_over + arrays.workspace_bytes",
-        "needed = held + arrays.workspace_bytes",
+        "return held - taken_over + arrays.workspace_bytes",
+        "return held + arrays.workspace_bytes",
         "a budget that works would be called impossible",
     ),
     _emission(

@@ -59,6 +59,19 @@ def test_values_of_axes_and_shapes_are_part_of_the_signature():
     np.testing.assert_array_equal(over_rows.inputs[1].constant, [0])
 
 
+def test_a_text_is_part_of_the_signature():
+    """Such as what a layer that splits texts looks for."""
+
+    def build():
+        texts = placeholder(8, dtype=tf.string)
+        for text in ("a", "b", "a"):
+            tf.strings.join([texts, tf.constant(text)])
+
+    first, other, again = cut(build, "StringJoin")
+    assert first.signature == again.signature != other.signature
+    assert first.inputs[1].constant.shape == ()
+
+
 def test_integers_computed_from_known_shapes_are_known():
     def build():
         x = placeholder(6, 4)
