@@ -367,7 +367,7 @@ def _get_code(error: Exception) -> int:
 
 @dataclass(frozen=True)
 class _Holder:
-    """A process that holds a file locked. As text, it says what the process does and how to stop that."""
+    """A process that holds a file locked. `str` returns its number, its command and how to stop it."""
 
     process_id: str
     name: str

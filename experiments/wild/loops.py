@@ -136,7 +136,7 @@ LOOPS = (
     ),
     WildLoop(
         "deep_q",
-        "a frozen copy says what the network shall say",
+        "targets from a frozen copy of the network",
         make_deep_q,
         _played,
         after="keras.io/examples/rl/deep_q_network_breakout",

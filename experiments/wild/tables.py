@@ -337,7 +337,7 @@ MODELS = (
     ),
     WildModel(
         "deep_and_cross",
-        "products of features with what they became",
+        "products of the features with the previous layer",
         build_deep_and_cross,
         _table,
         4096,

@@ -7,13 +7,13 @@ value, user), or early: with the stage's own node, for a later stage. OUT (value
 (f) S[t,v] + R[t,p] + sum of FETCH[t,v,k'] over k' <= k - sum of FREE[t,v,k'] over k' < k <= 1: one copy at a time.
 
 POET minimizes energy; here it is time, as `time_schedule` has it. BEGIN[t], when stage t begins, counts the nodes that
-ran and WAIT[t], for which its own node waits. BACK[t] is when the lane back has copied all that was fetched up to
-stage t, SENT[v] when the lane out has copied v. In the simulator every copy begins and ends at a position; here all
-that is known of its begin and of its reader is the stage. So the rows are a relaxation:
+ran and WAIT[t], for which its own node waits. BACK[t] is the time at which the lane back has made all copies up to
+stage t, SENT[v] the time at which the lane out has copied v. In the simulator, every copy begins and ends at a
+position; here, only the stages of its begin and of its reader are known. So the rows are a relaxation:
 
 (g) BACK[t] >= BEGIN[t] + the fetches of stage t; BACK[t] >= BACK[t-1] + these; the step ends after all.
 (h) SENT[v] >= the end of v's first computation + OUT[v]'s cost; SENT[v] >= SENT of the value before + this.
-(i) What is fetched in stage t for stage t' is there before node t' begins, not sooner than BEGIN[t], BACK[t-1] and
+(i) A value fetched in stage t for stage t' is there before node t' begins, not sooner than BEGIN[t], BACK[t-1] and
     SENT[v] allow.
 (j) Where the first copy of v is not retained into stage t, node t begins after SENT[v].
 """
@@ -90,10 +90,10 @@ class _Lanes:
         self.back = columns.add(columns.CONTINUOUS, np.full(num_nodes, np.inf))
         self.sent = np.full(len(graph.values), -1, dtype=np.int64)
         self.sent[self.offloadable] = columns.add(columns.CONTINUOUS, np.full(len(self.offloadable), np.inf))
-        # SENT is never later than so long after the end of the first computation.
         self.back_queue = np.array(
             [self.back_cost[fetched.value[fetched.stage <= stage]].sum() for stage in range(num_nodes)]
         )
+        # The lane out is never longer behind the end of a value's first computation.
         self.queue = dict(zip(self.offloadable, np.cumsum(self.out_cost[self.offloadable]).tolist(), strict=True))
 
     def add(self) -> np.ndarray:
@@ -122,8 +122,10 @@ class _Lanes:
         self.rows.add(np.full(1, least), most, (np.zeros(len(column), dtype=np.int64), column, coefficient))
 
     def _own_begins(self, stage: int) -> tuple[int, float]:
-        """Returns the column from which to take a constant for the time at which a stage's own node begins; for the
-        stage after the last, the step's end."""
+        """Returns a column and the constant to subtract from it for the time at which a stage's own node begins.
+
+        For the stage after the last, that is the end of the step.
+        """
         return int(self.begin[stage + 1]), self.costs[stage] if stage < len(self.costs) else 0.0
 
     def _count_nodes(self, stage: int) -> None:

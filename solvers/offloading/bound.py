@@ -1,11 +1,12 @@
 """Bounds the time of all schedules in fixed order that keep, recompute and offload.
 
-While a node first runs, only so much of all that later nodes still read is in memory. Each of the other values comes
-back later. Either its producer runs again, or the value was copied out before that node began, as memory is free only
-then, and is copied back after the node has ended. The lanes out and back copy one value at a time, beside the nodes.
+While a node first runs, memory has room for only some of the values that later nodes read. Each of the others comes
+back later. Either its producer runs again, or the value was copied out before that node began, so that its memory is
+free by then, and is copied back after the node has ended. The lanes out and back copy one value at a time, beside the
+nodes.
 
 The relaxation is a linear program a node: which values are out of memory may be fractional, a producer that runs again
-finds all that it reads, and nothing else is asked for at any other node. Recomputation and paging in one program are
+finds all its inputs in memory, and memory is limited at no other node. Recomputation and paging in one program are
 POET's (Patil et al., ICML 2022), whose objective is energy.
 """
 
@@ -23,7 +24,7 @@ from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 
 _LARGEST_COST = 1e4  # that a library sees: far above its tolerances, far below where floating point loses digits
 _MOST_LANE_ROWS = 64  # for each lane: fewer are solved sooner, and bound less
-_ROUNDING = 1e-6  # what the library's tolerances may have added to a bound, in proportion
+_ROUNDING = 1e-6  # largest relative error of a bound by the library's tolerances
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _find_pressure(graph: Graph, node: int, excess_bytes: int) -> _Pressure:
 
 
 def _bound_beside(graph: Graph, pressure: _Pressure, deadline_s: float) -> int:
-    """Bounds the cost by what is out of memory while one node first runs; the baseline where that takes too long.
+    """Bounds the cost by the values out of memory while one node first runs; the baseline if that takes too long.
 
     Columns: when the node begins; the time from its end on; which of the values are out of memory; which of those come
     back by a copy; which producers run again.
@@ -105,7 +106,7 @@ def _bound_beside(graph: Graph, pressure: _Pressure, deadline_s: float) -> int:
     rows.append((1.0, outside + columns, share))
     for one in range(count):
         rows.append((0.0, np.array([copied + one, run + place[one], outside + one]), np.array([1.0, 1.0, -1.0])))
-    # What is out was computed after such a node, and copied out before the node beside which memory is short begins.
+    # A value that leaves memory is copied out after its producer, and before the node beside which memory is short.
     for first in _pick(np.unique(producer)):
         those = np.flatnonzero(producer >= first)
         rows.append((end[first] / scale, np.append(0, copied + those), np.append(1.0, -out[those])))

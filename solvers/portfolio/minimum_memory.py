@@ -115,7 +115,7 @@ def solve_budgets(
 
 
 def _share(solutions: dict[int, Solution]) -> None:
-    """Gives each budget the cheapest schedule of all that stay within it, and among equal ones that of least peak.
+    """Assigns each budget the cheapest schedule that stays within it; of equally cheap ones, the one of least peak.
 
     A lower budget has fewer to choose from. Therefore, no peak is above that of a higher budget, and no cost below it.
     """

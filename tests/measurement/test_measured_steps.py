@@ -132,7 +132,7 @@ def test_loops_are_not_run_in_a_session_on_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_predicted_peak_stands_in_where_a_lookup_table_cannot_be_copied_to_a_session() -> None:
-    """The allocator of a CPU leaves out what is small, so that the records are asked for."""
+    """All tensors are too small for the CPU's allocator to count, so planning falls back to allocation records."""
     words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
     table = tf.lookup.StaticHashTable(words, default_value=0)
 

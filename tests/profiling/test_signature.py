@@ -60,7 +60,7 @@ def test_values_of_axes_and_shapes_are_part_of_the_signature():
 
 
 def test_a_text_is_part_of_the_signature():
-    """Such as what a layer that splits texts looks for."""
+    """A layer that splits texts reads its separator from such a constant."""
 
     def build():
         texts = placeholder(8, dtype=tf.string)

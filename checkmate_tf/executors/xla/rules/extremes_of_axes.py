@@ -2,11 +2,12 @@
 
 TensorFlow's gradient selects the entries that equal the extreme of the forward pass, and divides by how many there are.
 Another kernel may compute the values again and round them differently (XLA:CPU of TensorFlow 2.21), so that none of
-them equals its extreme, and the gradient is 0/0. Where nothing is computed again, XLA merges the two reductions.
+them equals its extreme, and the gradient is 0/0. The price is one more reduction for each such gradient.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.executors.xla.rules.known_shapes import read_known
@@ -31,11 +32,15 @@ def _lower(op: tf.Operation, compared: tf.Tensor, values: tf.Tensor, position: i
     while compared.op.type == "Reshape":
         compared = compared.op.inputs[0]
     reduce = _REDUCTIONS.get(compared.op.type)
-    if reduce is None or compared.op.inputs[0] is not values or op.inputs[1 - position].shape.rank != values.shape.rank:
+    if reduce is None or compared.op.inputs[0] is not values or not values.shape.is_fully_defined():
         return None
     axes = read_known(compared.op.inputs[1])
     if axes is None:
         return None
+    kept = np.array(values.shape.as_list())
+    kept[axes] = 1
+    if op.inputs[1 - position].shape.as_list() != kept.tolist():
+        return None  # The extremes were reshaped to be compared along another axis.
 
     def build(values: tf.Tensor) -> tf.Tensor:
         return tf.equal(reduce(values, axes, keepdims=True), values)

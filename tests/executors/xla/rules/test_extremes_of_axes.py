@@ -9,7 +9,7 @@ from tests.executors.xla.rules.steps import list_ops
 
 
 def attentive_chain() -> keras.Model:
-    """Blocks whose channels are scaled by what each channel's maximum over the image says."""
+    """Blocks that scale each channel by a weight, which a dense layer computes from the channels' maxima."""
     keras.utils.set_random_seed(3)
     inputs = x = keras.Input((16, 16, 8))
     for _ in range(3):
@@ -35,7 +35,13 @@ def test_other_comparisons_stay():
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, (4, 4))
         of_rows = tf.reduce_max(x, 1)
-        for compared in (tf.equal(of_rows, x), tf.equal(x, tf.reduce_max(x * 2, 1, keepdims=True)), tf.equal(x, 0)):
+        of_columns = tf.reshape(of_rows, (1, 4))
+        for compared in (
+            tf.equal(of_rows, x),
+            tf.equal(of_columns, x),
+            tf.equal(x, tf.reduce_max(x * 2, 1, keepdims=True)),
+            tf.equal(x, 0),
+        ):
             assert CPU.lower(compared.op) is None
         lowering = CPU.lower(tf.equal(x, tf.reduce_max(x, 1, keepdims=True)).op)
         assert lowering is not None
