@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.errors import SolverError
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, solve
+from checkmate_tf.solvers.checkmate import milp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
@@ -134,6 +135,32 @@ def test_checkmate_milp_offloads_where_nothing_may_run_again(backend, copy, cost
     assert solution.status is Status.OPTIMAL
     assert solution.simulation.cost == cost
     assert solution.schedule.fetches
+
+
+@pytest.mark.parametrize(("copy", "cost"), [(1, 18), (4, 20)])
+def test_the_program_alone_counts_fetches_that_a_node_waits_for(monkeypatch, copy, cost):
+    """With the bound of each node left out, only the rows of the program count the copies that cannot hide."""
+    monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
+    graph = let_offload(training_chain(4, size=5, cost=2), copy)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solver = CheckmateMilp(backend="highs", start_from=())
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=solver, time_limit_s=20)
+    assert (solution.status, solution.cost_lower_bound, solution.simulation.cost) == (Status.OPTIMAL, cost, cost)
+
+
+def test_the_program_alone_counts_memory_that_is_not_free_before_a_copy_is_out(monkeypatch):
+    """p waits until the value of a is copied out, and z until it is back. Without the first wait, it would be 113."""
+    monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
+    values = (Value("a", 10, offload_cost=10, fetch_cost=10), Value("p", 10), Value("c", 1), Value("z", 1))
+    nodes = (
+        Node("a", "op", (), (0,), cost=1, recomputable=False),
+        Node("p", "op", (), (1,), cost=1, recomputable=False),
+        Node("c", "op", (1,), (2,), cost=100, recomputable=False),
+        Node("z", "op", (0, 2), (3,), cost=1, recomputable=False),
+    )
+    solver = CheckmateMilp(backend="highs", start_from=())
+    solution = solve(Graph(nodes, values, outputs=(3,)), 13, solver=solver, time_limit_s=20)
+    assert 113 < solution.cost_lower_bound <= solution.simulation.cost == 123
 
 
 def test_checkmate_milp_recomputes_where_copies_take_longer():
