@@ -313,3 +313,18 @@ def test_constants_are_not_counted():
     assert not [node.name for node in planned.plan.graph.nodes if "SelectV2" in node.op_type]
     names = {name for kernel in list_kernels(planned.modules[-1]) for name in kernel.names}
     assert not [name for name in names if "reversed" in name and "SelectV2" in name]
+
+
+def test_no_part_of_a_loop_is_computed_in_the_forward_pass():
+    """XLA writes the zeros to which the iterations of a gradient's loop add when that loop starts."""
+    inputs = keras.Input((64, 64))
+    x = inputs
+    for _ in range(2):
+        x = layers.add([x, layers.MultiHeadAttention(4, 16)(x, x)])
+        x = layers.add([x, layers.Dense(64)(layers.Dense(512, activation="gelu")(x))])
+    model = keras.Model(inputs, layers.Dense(64)(x))
+    model.compile("sgd", "mse", jit_compile=True)
+    options = checkmate_tf.Options(chunk_rows=64, costs="flops")
+    plan = checkmate_tf.rematerialize(model, batch_size=4, budget="95%", options=options, progress=False)
+    assert any(node.op_type == "StatelessWhile" for node in plan.graph.nodes)
+    assert not [node.name for node in plan.graph.nodes if node.name.endswith("/early")]

@@ -12,7 +12,7 @@ from checkmate_tf.executors.xla.model.caller import count_caller_bytes, count_pa
 from checkmate_tf.executors.xla.model.facts import Facts
 from checkmate_tf.executors.xla.model.index import is_product
 from checkmate_tf.executors.xla.rules.rule import Rule
-from checkmate_tf.tracing.loops import count_stacked_bytes
+from checkmate_tf.tracing.loops import WHILE_TYPES, count_stacked_bytes
 
 
 class BufferRule(Rule):
@@ -94,9 +94,12 @@ class Buffers:
         return max(size_bytes, *parts_bytes, 0)
 
     def count_early_bytes(self, node: int) -> int:
-        """Counts what a backward node that starts from large constants holds from the forward pass on; else 0."""
+        """Counts what a backward node that starts from large constants holds from the forward pass on; else 0.
+
+        The constants that a loop starts from are written when it starts.
+        """
         facts, index, lowered = self.facts, self.facts.index, self.facts.lowered
-        if node in lowered.otherwise or node in lowered.late:
+        if node in lowered.otherwise or node in lowered.late or self._is_loop(node):
             return 0
         early = index.kernels[node] & index.forward
         if not facts.graph.nodes[node].is_backward or not any(
@@ -105,6 +108,11 @@ class Buffers:
             return 0
         read_late = {read for k in index.kernels[node] - early for read in index.stock[k].reads}
         return sum(index.stock[k].size_bytes for k in early & read_late)
+
+    def _is_loop(self, node: int) -> bool:
+        training_graph = self.facts.training_graph
+        members = training_graph.grouping.groups[node].members
+        return any(training_graph.ops.ops[member].type in WHILE_TYPES for member in members)
 
     def find_taken_over(self, node: int, reads: Iterable[int]) -> bool | None:
         """Returns whether a node's result is written over one that it reads; None where the stock step cannot show it.
