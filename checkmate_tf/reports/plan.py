@@ -95,7 +95,10 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Returns the predicted cost divided by the stock step's cost, minus 1."""
+        """Returns the predicted cost divided by the stock step's cost, minus 1.
+
+        Blocks in `chunks` count as much in the stock step, although their gradients compute each chunk again.
+        """
         return self.planned.overhead
 
     @property

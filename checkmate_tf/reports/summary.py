@@ -56,6 +56,9 @@ def list_sentences(view: PlanView) -> Iterator[str]:
             f"{what} computed in {one.num_chunks:,} chunks of {one.chunk_rows:,} rows, so that sums over rows are "
             "taken in another order."
         )
+    chunked_blocks = any(one.what == "blocks" for one in view.chunks)
+    if chunked_blocks:
+        yield "Their gradients compute each chunk again; predicted times do not include that."
     if view.difference is not None:
         share, name = view.difference
         yield (
@@ -63,11 +66,13 @@ def list_sentences(view: PlanView) -> Iterator[str]:
             if share
             else "One step ends with the numbers of the stock step, to the bit (measured)."
         )
+    nothing = "Nothing else" if chunked_blocks else "Nothing"
+    nothing = "Nothing else" if any(one.what == "blocks" for one in view.chunks) else "Nothing"
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     yield from _describe_offloading(view)
     if view.schedule.fetches:
         share = view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1
-        again = f"{num_again:,} of {len(view.graph.nodes):,} nodes" if num_again else "Nothing"
+        again = f"{num_again:,} of {len(view.graph.nodes):,} nodes" if num_again else nothing
         are = "are" if num_again > 1 else "is"
         yield f"{again} {are} computed again. All in all, the step takes {format_small(share)} longer (predicted)."
         yield from (describe_pattern(one, share) for one in view.patterns)
@@ -75,7 +80,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
         why = ": operations only wait until the schedule has them run" if only_waits else ""
-        yield f"Nothing is computed again{why}."
+        yield f"{nothing} is computed again{why}."
         yield from (describe_pattern(one, 0.0) for one in view.patterns)
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)

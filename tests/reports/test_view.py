@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkmate_tf.executors.step import Chunks
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import guess_origins
@@ -104,6 +105,9 @@ def test_a_summary_has_the_plans_numbers() -> None:
     assert "takes 4.00 KiB at its peak (measured)" in measured.summary()
     assert "all, measured            5.86 KiB          4.00 KiB" in measured.summary()
     assert "Nothing is computed again." in make_plan(CHAIN, "100%").summary()
+    in_chunks = replace(view_of(CHAIN, *range(7)), chunks=(Chunks("blocks", num_rows=64, chunk_rows=16),))
+    again = "Their gradients compute each chunk again; predicted times do not include that.\nNothing else is computed"
+    assert again in summarize(in_chunks)
     long_names = replace(CHAIN, nodes=tuple(replace(n, name=f"{'x' * 99}/{n.name}") for n in CHAIN.nodes))
     long = Plan(replace(plan.planned, origins=guess_origins(long_names)))
     assert max(map(len, long.summary().splitlines())) <= 100
