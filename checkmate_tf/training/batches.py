@@ -202,7 +202,7 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 class _BatchesTaken(Exception):
-    """Ends a `fit` that has handed over its first batch."""
+    """Ends a `fit` after its first batches are taken."""
 
 
 def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -> Batch:

@@ -62,8 +62,8 @@ def rewrite_function(
 ) -> RewrittenFunction:
     """Rewrites a function so that it stays within a memory budget, for custom training loops.
 
-    If XLA compiles the function, as that of `tf.function(jit_compile=True)`, the plan is by XLA's buffer assignment,
-    and XLA compiles the rewritten function, too.
+    If XLA compiles the function, as for `tf.function(jit_compile=True)`, the peak of the plan is that of XLA's buffer
+    assignment, and XLA compiles the rewritten function, too.
 
     Args:
         concrete_function: `tf.function(step).get_concrete_function(...)` with static shapes. It computes the gradients

@@ -70,7 +70,7 @@ class TracedModel:
         return TracedModel(model, spec, part, function, resident, with_metrics)
 
     def chunk(self, chunk_loss: int | None, chunk_rows: int | None) -> "TracedModel":
-        """Returns the step with its loss, and its blocks, in chunks of at most so many rows; None leaves them whole.
+        """Returns the step with its loss, and its blocks, in chunks of at most these rows; None leaves them whole.
 
         Raises UnsupportedModelError if they cannot be computed in chunks.
         """
