@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def short_attention() -> keras.Model:
     """Attention over few tokens: a product for each sequence, of which the gradient of weights is the sum, is large."""
     inputs = keras.Input((16, 128))
     x = inputs
-    for _ in range(4):
+    for _ in range(3):
         x = layers.add([x, layers.MultiHeadAttention(4, 32)(x, x)])
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
@@ -48,7 +48,7 @@ def summed_convolutions() -> keras.Model:
     """Convolutions that read sums, which their filters' gradients read again."""
     inputs = keras.Input((32, 32, 3))
     x = layers.Conv2D(16, 3, padding="same")(inputs)
-    for _ in range(10):
+    for _ in range(6):
         x = layers.add([x, layers.Conv2D(16, 3, padding="same", activation="relu")(x)])
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
@@ -89,11 +89,11 @@ def reversed_layers() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
-def language_model() -> keras.Model:
+def language_model(*, num_blocks: int = 2) -> keras.Model:
     """Attention, whose keys and values products read transposed, and logits, of which the loss makes others."""
     inputs = keras.Input((32,), dtype="int32")
     x = layers.Embedding(1000, 64)(inputs)
-    for _ in range(3):
+    for _ in range(num_blocks):
         h = layers.LayerNormalization()(x)
         x = layers.add([x, layers.MultiHeadAttention(4, 16)(h, h)])
         h = layers.Dense(256, activation="gelu")(layers.LayerNormalization()(x))
@@ -167,6 +167,7 @@ FRAMES = frames, (4, 8, 32, 32, 3)
 PLACES = reversed_layers, (64, 64, 64)
 PIXELS = pixels, (16, 32, 32, 3)
 WORDS = language_model, (16, 32)
+DEEPER = partial(language_model, num_blocks=3), (16, 32)
 MANY = many_words, (128, 32)
 
 
@@ -263,7 +264,7 @@ def test_what_products_of_matrices_read_lies_in_one_form():
 
 def test_what_is_computed_again_waits_until_it_is_read():
     """XLA would come to it before the loss, which makes the peak; the first schedule then exceeds the budget."""
-    planned = plan_share(*WORDS, budget="45%")
+    planned = plan_share(*DEEPER, budget="45%")
     assert planned.plan.recomputed
     assert len(planned.modules) == 2
     assert planned.plan.measured_peak_bytes < 1.005 * planned.plan.predicted_peak_bytes
@@ -303,7 +304,7 @@ def test_filter_gradients_transpose_what_is_computed_already():
             if one.opcode == "transpose"
         )
     ]
-    assert len(transposed) >= 10
+    assert len(transposed) >= 6
     assert not [opcodes for opcodes in transposed if opcodes != {"parameter", "transpose", "copy"}]
 
 
