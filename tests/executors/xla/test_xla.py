@@ -32,7 +32,7 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_part import make_gradient_part
 
-NUM_LAYERS = 8
+NUM_LAYERS = 6
 BATCH_SIZE = 8
 
 
@@ -313,7 +313,11 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
     assert len(early[1]) <= 1
 
 
-@pytest.mark.parametrize(("build", "budget_share"), [(partial(gelu_encoder, num_blocks=2), 0.5), (attention, 0.7)])
+@pytest.mark.parametrize(
+    ("build", "budget_share"),
+    [(partial(gelu_encoder, num_blocks=2), 0.5), (attention, 0.7)],
+    ids=["gelu_encoder", "attention"],
+)
 def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_share):
     """GELU is kept whole, keys and values are held once, and no gradient is held for one that could be computed."""
     model = build()
