@@ -89,7 +89,7 @@ def reversed_layers() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
-def language_model(*, num_blocks: int = 2) -> keras.Model:
+def language_model(*, num_blocks: int = 3) -> keras.Model:
     """Attention, whose keys and values products read transposed, and logits, of which the loss makes others."""
     inputs = keras.Input((32,), dtype="int32")
     x = layers.Embedding(1000, 64)(inputs)
@@ -167,7 +167,7 @@ FRAMES = frames, (4, 8, 32, 32, 3)
 PLACES = reversed_layers, (64, 64, 64)
 PIXELS = pixels, (16, 32, 32, 3)
 WORDS = language_model, (16, 32)
-DEEPER = partial(language_model, num_blocks=3), (16, 32)
+FEWER_BLOCKS = partial(language_model, num_blocks=2), (16, 32)
 MANY = many_words, (128, 32)
 
 
@@ -241,14 +241,14 @@ def test_the_gradient_of_a_loss_is_written_over_its_logits():
 
 def test_logits_that_another_loss_reads_count():
     """The gradients of weights wait for that loss, so that the logits are not held for it."""
-    plan = plan_share(*WORDS, budget="85%", loss=DENSE).plan
+    plan = plan_share(*FEWER_BLOCKS, budget="85%", loss=DENSE).plan
     assert plan.recomputed
     assert 0.9 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.005
 
 
 def test_what_a_metric_makes_of_logits_counts():
     """A tensor of their size, while they are held beside what the loss makes of them."""
-    planned = plan_share(*WORDS, budget="60%", metrics=("sparse_top_k_categorical_accuracy",))
+    planned = plan_share(*FEWER_BLOCKS, budget="60%", metrics=("sparse_top_k_categorical_accuracy",))
     assert planned.plan.recomputed
     assert len(planned.modules) == 2
     assert 0.98 < planned.plan.measured_peak_bytes / planned.plan.predicted_peak_bytes < 1.02
@@ -264,7 +264,7 @@ def test_what_products_of_matrices_read_lies_in_one_form():
 
 def test_what_is_computed_again_waits_until_it_is_read():
     """XLA would come to it before the loss, which makes the peak; the first schedule then exceeds the budget."""
-    planned = plan_share(*DEEPER, budget="45%")
+    planned = plan_share(*WORDS, budget="45%")
     assert planned.plan.recomputed
     assert len(planned.modules) == 2
     assert planned.plan.measured_peak_bytes < 1.005 * planned.plan.predicted_peak_bytes
