@@ -125,9 +125,10 @@ class _Lanes:
                 before = sent[value]
         return sent
 
-    def copy_back(self, sent: Mapping[int, cp_model.IntVar]) -> dict[int, cp_model.IntVar]:
+    def copy_back(self, sent: Mapping[int, cp_model.IntVar]) -> dict[int, cp_model.LinearExpr]:
         """Adds the lane back. Returns the time at which each fetched copy is there, by id of the fetch."""
-        arrivals, lane = {}, []
+        arrivals: dict[int, cp_model.LinearExpr] = {}
+        lane = []
         for value, fetches in self.fetches.items():
             duration = self.scaled.fetch_costs[value]
             for fetch in fetches:
@@ -139,7 +140,7 @@ class _Lanes:
         self.model.add_no_overlap(lane)
         return arrivals
 
-    def wait(self, use: Use, arrivals: Mapping[int, cp_model.IntVar]) -> None:
+    def wait(self, use: Use, arrivals: Mapping[int, cp_model.LinearExpr]) -> None:
         """Delays a computation, or the end of the step, until the fetched copy that it reads is there."""
         copies = (*self.computations[self.graph.producer[use.value]], *self.fetches.get(use.value, ()))
         for cover in use.covers:

@@ -20,6 +20,7 @@ from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
     all_windows,
     bound_candidates,
+    fetch_windows,
     neighbourhood_candidates,
     repeat_limits,
     repeat_windows,
@@ -368,7 +369,8 @@ def test_neighbourhoods_reach_the_optimum_from_a_wasteful_schedule():
     incumbent.offer(_recomputed_everywhere(graph, problem.budget_bytes))
     start = incumbent.cost
     windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))
-    loop = Neighbourhoods(scaled(problem), repeat_limits(graph, 3, windows=windows), windows)
+    no_fetches = fetch_windows(graph, problem.budget_bytes, windows)
+    loop = Neighbourhoods(scaled(problem), repeat_limits(graph, 3, windows=windows), windows, no_fetches)
     tried = loop.improve(incumbent, until_s=time.perf_counter() + 60, random=np.random.default_rng(0), max_fruitless=15)
     oracle = solve(graph, problem.budget_bytes, solver="moccasin", time_limit_s=60)
     assert tried > 0
