@@ -252,7 +252,7 @@ def test_a_solver_proves_only_what_exhaustive_search_finds(solver):
     @settings(deadline=None, max_examples=30)
     @given(offloading_problems())
     def hold(problem: Problem) -> None:
-        solution = solve(problem.graph, problem.budget_bytes, solver=solver, time_limit_s=5)
+        solution = solve(problem.graph, problem.budget_bytes, solver=solver, time_limit_s=20)
         least = find_least_cost(problem.graph, problem.budget_bytes, stages=True)
         if solution.schedule is None:
             assert least is None
