@@ -1,4 +1,4 @@
-"""Compares a rewritten step with the stock step: the variables and results of one step each, from the same state."""
+"""Compares a rewritten step with the stock step: their variables and results after one step from the same state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ import tensorflow as tf
 
 # Rounding in another order may cost half of a type's digits.
 _KEPT_DIGITS = 0.5
-# What a step that is repeated differs by varies from one repeat to the next.
+# The difference between two stock steps varies from one repetition to the next.
 _REPEAT_MARGIN = 2.0
-# A gradient that is zero but for rounding differs by all of itself: changes that are smaller than this share of the
-# largest one of their kind are compared with as much.
+# A gradient of zero is nothing but rounding errors, so two of them differ by up to 100 %. A change that is smaller than
+# this share of the largest change of its kind is therefore compared with that share.
 _SMALL_CHANGE = 0.01
 _NUMPY_FLOATS = (tf.float16, tf.float32, tf.float64)
-# Of bfloat16, and less than that of types with fewer bits, in which nothing is added up.
+# The epsilon of bfloat16. That of types with fewer bits is larger, but no sums are computed in them.
 _OTHER_EPSILON = 2.0**-7
 
 
 @dataclass(frozen=True)
 class StepDifference:
-    """A step difference says how far a rewritten step ends from where the stock step ends.
+    """The difference between the results of a rewritten step and those of the stock step.
 
     Args:
-        share: the largest difference of a variable or a result, over the most that the stock step changes it by.
-        name: the variable or result that it is of; "" where nothing differs.
-        allowed: what rounding, and what the stock step differs by when it is repeated, may cause.
+        share: the largest difference of a variable or a result, as a share of the largest change by the stock step.
+        name: that variable or result; "" if none differs.
+        allowed: the share that may come from rounding, or from repeating the stock step.
     """
 
     share: float
@@ -35,17 +35,17 @@ class StepDifference:
 
     @property
     def is_rounding(self) -> bool:
-        """Returns whether no more differs than rounding may cause."""
+        """Returns whether rounding may explain the difference."""
         return self.share <= self.allowed
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step end is the state in which one step leaves its variables, and its results, in host memory.
+    """Variables and results after one step, in host memory.
 
     Args:
-        changes: the most that the step changes a number of each variable by.
-        after: of each variable; None where the step left it as it was, so that frozen weights take no memory.
+        changes: the largest change of a number in each variable.
+        after: the value of each variable; None if the step did not change it, so that frozen weights take no memory.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class StepEnd:
 
     @staticmethod
     def of(variables: Sequence[Any], before: Sequence[np.ndarray], results: Any) -> "StepEnd":
-        """Copies where a step ended.
+        """Copies variables and results after a step.
 
         Args:
             before: the values of the variables before the step.
@@ -75,31 +75,31 @@ class StepEnd:
 
 @dataclass
 class StockReference:
-    """A stock reference remembers where the stock step ended, for the steps that are compared with it."""
+    """Variables and results after the stock step, for comparison with other steps."""
 
     stock: StepEnd | None = field(default=None, repr=False)
     repeated_share: float | None = None
 
     def compare(self, end: StepEnd) -> StepDifference | None:
-        """Compares a step with the stock step; None where that did not run."""
+        """Compares a step with the stock step; returns None if that did not run."""
         return None if self.stock is None else find_difference(end, self.stock)
 
     def allow_repeats(self, end: StepEnd) -> None:
-        """Notes how far the stock step ends from its first run when it is repeated."""
+        """Records the difference between a repetition of the stock step and its first run."""
         assert self.stock is not None
         self.repeated_share = find_difference(end, self.stock).share
 
     def find_allowed(self, dtypes: Sequence[tf.DType]) -> float:
-        """Finds the share that may be rounding in a step that computes in these types."""
+        """Returns the share that may come from rounding in a step that computes in these types."""
         coarsest = max((_find_epsilon(dtype) for dtype in dtypes if dtype.is_floating), default=0.0)
         return float(max(coarsest**_KEPT_DIGITS, _REPEAT_MARGIN * (self.repeated_share or 0.0)))
 
 
 def find_difference(end: StepEnd, stock: StepEnd) -> StepDifference:
-    """Finds the variable or result that differs most between a step and the stock step, from the same state.
+    """Returns the largest difference of a variable or result between a step and the stock step from the same state.
 
-    What an optimizer keeps of a weight's gradients stands for the weight: an optimizer such as Adam makes a full update
-    of a gradient that is zero but for rounding.
+    If the optimizer keeps a state for a weight, that state is compared instead of the weight. The reason is that an
+    optimizer such as Adam makes a full update even if a gradient consists of rounding errors alone.
     """
     kinds = _find_kinds(stock.names, stock.is_trained)
     largest: dict[str, float] = {}
@@ -116,7 +116,7 @@ def find_difference(end: StepEnd, stock: StepEnd) -> StepDifference:
 
 
 def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
-    """Finds by how much a variable differs, without what is rounded off where a change is added to it."""
+    """Returns the difference of a variable, less the rounding error of adding a change to it."""
     found, expected = end.after[number], stock.after[number]
     if found is None or expected is None:
         return end.changes[number] + stock.changes[number]
@@ -124,7 +124,7 @@ def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
 
 
 def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
-    """Finds by which share of itself each result differs; the share of the largest of its kind where it is small."""
+    """Returns the relative difference of each result; for a small result, relative to the largest of its kind."""
     largest: dict[str, float] = {}
     for name, value in stock.results:
         kind = name.partition("/")[0]
@@ -137,10 +137,10 @@ def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
 
 
 def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | None]:
-    """Finds which variables have changes of one size: weights, and by the names that Keras gives, what an optimizer
-    keeps of each.
+    """Returns the kind of each variable; changes of one kind have a common scale.
 
-    None for a weight of which an optimizer keeps something; other variables are of a kind of their own.
+    The weights are one kind, and so are the optimizer's variables for one purpose, which Keras's names show. A weight
+    for which the optimizer keeps a variable has None. Each other variable is a kind of its own.
     """
     weights = {name.replace("/", "_"): number for number, name in enumerate(names) if is_trained[number]}
     kinds: list[str | None] = ["weights" if trained else name for name, trained in zip(names, is_trained, strict=True)]
@@ -157,7 +157,7 @@ def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | 
 
 
 def _list_results(results: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Lists the numbers that a step returned, by the path to each."""
+    """Lists the numeric results of a step, each with its path."""
     if isinstance(results, Mapping):
         parts = list(results.items())
     elif isinstance(results, (list, tuple)):
@@ -177,12 +177,12 @@ def _is_same(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _find_distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """Finds the largest difference of two numbers; endless where one alone is not a number."""
+    """Returns the largest difference of two numbers in the same place; infinity if only one of them is not a number."""
     if found.shape != expected.shape:
         return float("inf")
     if not found.size or _is_same(found, expected) or not _is_number(found):
         return 0.0
-    is_equal = (found == expected) | ((found != found) & (expected != expected))  # endless ones too
+    is_equal = (found == expected) | ((found != found) & (expected != expected))  # infinite ones, too
     with np.errstate(all="ignore"):
         largest = float(np.where(is_equal, 0.0, np.abs(found.astype(np.float64) - expected.astype(np.float64))).max())
     return float("inf") if np.isnan(largest) else largest
@@ -200,7 +200,7 @@ def _is_number(value: np.ndarray) -> bool:
 
 
 def _find_epsilon(dtype: Any) -> float:
-    """Finds the distance from 1 to the next number of a type; 0 for types that are exact."""
+    """Returns the distance from 1 to the next number of a type; 0 for types without rounding."""
     found = tf.as_dtype(dtype)
     if not found.is_floating:
         return 0.0

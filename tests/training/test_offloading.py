@@ -141,8 +141,8 @@ def test_what_cannot_offload_says_so(tmp_path):
         )
     with pytest.raises(ProfileError, match="costs must be times"):
         offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="flops"))
-    with pytest.raises(SolverError, match="moccasin does not offload"):
-        offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="roofline", solver="moccasin"))
+    with pytest.raises(SolverError, match="twremat does not offload"):
+        offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="roofline", solver="twremat"))
     model.compile("sgd", "mse", jit_compile=True)
     with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
         offload(model, tmp_path)

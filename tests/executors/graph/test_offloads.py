@@ -83,7 +83,7 @@ def test_a_schedule_that_fetches_needs_a_directory(chain, tmp_path):
 
 
 def test_a_file_larger_than_the_disk_is_refused_before_a_step_runs(tmp_path):
-    with pytest.raises(OffloadError, match="Free so much space"):
+    with pytest.raises(OffloadError, match="Free that much space"):
         TransferFile(str(tmp_path), 1 << 60)
     assert not list(tmp_path.iterdir())
 
