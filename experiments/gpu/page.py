@@ -91,6 +91,13 @@ def page() -> str:
             "least step. If the budget was refused, the least known is the peak of the best schedule that was found.",
         ),
         section(
+            "Fine-tuning of language models, planned for an H100",
+            "gpu.fine_tuning",
+            "The models have the sizes of Llama 3.2 1B and Gemma 3 1B, weights in bfloat16 and LoRA of rank 8. A batch "
+            "is one row of tokens. Loss, feed-forward blocks and attention are computed in chunks of 512 tokens. JAX "
+            "compiles the steps, and nothing runs.",
+        ),
+        section(
             "XLA's own rematerialization",
             "gpu.xla_pass",
             "XLA has a pass that recomputes values which do not fit in the device's memory. The stock step is compiled "
