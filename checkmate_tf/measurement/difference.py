@@ -1,6 +1,6 @@
 """Compares a rewritten step with the stock step: the variables and results of one step each, from the same state."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,33 +9,66 @@ import tensorflow as tf
 
 # Rounding in another order may cost half of a type's digits.
 _KEPT_DIGITS = 0.5
-# What a step that is repeated differs by varies from one repeat to the next.
-_REPEAT_MARGIN = 2.0
+# What a stock step differs by from values that differ in their last bit varies from one such step to the next.
+_NUDGE_MARGIN = 2.0
+# Of one weight, more so: how near to zero its smallest gradient is decides.
+_UPDATE_MARGIN = 10.0
 # A gradient that is zero but for rounding differs by all of itself: changes that are smaller than this share of the
 # largest one of their kind are compared with as much.
 _SMALL_CHANGE = 0.01
+# Kinds of weights: those that stand for themselves, and those of which an optimizer keeps something.
+_WEIGHTS, _UPDATES = "weights", "updates of weights"
 _NUMPY_FLOATS = (tf.float16, tf.float32, tf.float64)
 # Of bfloat16, and less than that of types with fewer bits, in which nothing is added up.
 _OTHER_EPSILON = 2.0**-7
 
 
 @dataclass(frozen=True)
+class UpdateDifference:
+    """An update difference says how far the update of one weight is from that of the stock step.
+
+    An optimizer such as Adam divides a gradient by its size. It makes a full update of a gradient that is zero but for
+    rounding, such as that of a bias before a batch normalization, and rounding decides the direction.
+
+    Args:
+        name: the weight.
+        share: the largest difference of a number's update, over the most that the stock step changes the weight by.
+        stock_share: the same between two stock steps, one of them from variables that differ in their last bit.
+    """
+
+    name: str
+    share: float
+    stock_share: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Returns whether rounding alone changes the update of the stock step about as much."""
+        return self.share <= _UPDATE_MARGIN * self.stock_share
+
+
+@dataclass(frozen=True)
 class StepDifference:
     """A step difference says how far a rewritten step ends from where the stock step ends.
+
+    What an optimizer keeps of a weight's gradients stands for the weight, whose update is compared apart from it.
 
     Args:
         share: the largest difference of a variable or a result, over the most that the stock step changes it by.
         name: the variable or result that it is of; "" where nothing differs.
-        allowed: what rounding, and what the stock step differs by when it is repeated, may cause.
+        allowed: what rounding, and what the stock step differs by from variables that differ in their last bit, may
+            cause.
+        updates: the weights, of which an optimizer keeps something, whose updates differ by more than rounding in the
+            order of sums may cause; the largest difference first.
     """
 
     share: float
     name: str = ""
     allowed: float = 0.0
+    updates: tuple[UpdateDifference, ...] = ()
 
     @property
     def is_rounding(self) -> bool:
-        """Returns whether no more differs than rounding may cause."""
+        """Returns whether no more differs than rounding may cause, but for updates."""
         return self.share <= self.allowed
 
 
@@ -55,15 +88,24 @@ class StepEnd:
     results: tuple[tuple[str, np.ndarray], ...]
 
     @staticmethod
-    def of(variables: Sequence[Any], before: Sequence[np.ndarray], results: Any) -> "StepEnd":
+    def of(
+        variables: Sequence[Any],
+        before: Sequence[np.ndarray],
+        results: Any,
+        *,
+        origin: Sequence[np.ndarray] | None = None,
+    ) -> "StepEnd":
         """Copies where a step ended.
 
         Args:
             before: the values of the variables before the step.
             results: nested tensors that the step returned.
+            origin: values from which the same changes lead to `after`; None for those before the step.
         """
         after = [variable.numpy() for variable in variables]
         changes = [_find_distance(new, old) for old, new in zip(before, after, strict=True)]
+        if origin is not None:
+            after = [_move(new, old, start) for new, old, start in zip(after, before, origin, strict=True)]
         return StepEnd(
             tuple(variable.name.partition(":")[0] for variable in variables),
             tuple(bool(variable.trainable) for variable in variables),
@@ -73,30 +115,61 @@ class StepEnd:
         )
 
 
+@dataclass(frozen=True)
+class StepShares:
+    """Step shares say how far two steps from the same state end apart, as shares of the changes of the stock step.
+
+    Args:
+        numbers: of each result, and of each variable but weights of which an optimizer keeps something: share and name.
+        updates: of these weights.
+    """
+
+    numbers: tuple[tuple[float, str], ...]
+    updates: tuple[tuple[float, str], ...]
+
+    @property
+    def largest(self) -> tuple[float, str]:
+        """Returns the largest share of a number, and whose it is; "" if nothing differs."""
+        share, name = max(self.numbers, default=(0.0, ""))
+        return share, name if share else ""
+
+
 @dataclass
 class StockReference:
-    """A stock reference remembers where the stock step ended, for the steps that are compared with it."""
+    """A stock reference remembers where the stock step ended, for the steps that are compared with it.
+
+    Args:
+        nudged: how far the stock step ends from there if its variables differ in their last bit; None if that is
+            unknown.
+    """
 
     stock: StepEnd | None = field(default=None, repr=False)
-    repeated_share: float | None = None
+    nudged: StepShares | None = field(default=None, repr=False)
 
-    def compare(self, end: StepEnd) -> StepDifference | None:
-        """Compares a step with the stock step; None where that did not run."""
-        return None if self.stock is None else find_difference(end, self.stock)
+    def compare(self, end: StepEnd, dtypes: Iterable[tf.DType]) -> StepDifference | None:
+        """Compares a step that computes in these types with the stock step; None where that did not run."""
+        if self.stock is None:
+            return None
+        found = compare_ends(end, self.stock)
+        rounding = max((_find_epsilon(dtype) for dtype in dtypes if dtype.is_floating), default=0.0) ** _KEPT_DIGITS
+        own = 0.0 if self.nudged is None else self.nudged.largest[0]
+        own_updates = [0.0] * len(found.updates) if self.nudged is None else [share for share, _ in self.nudged.updates]
+        updates = [
+            UpdateDifference(name, share, own_share)
+            for (share, name), own_share in zip(found.updates, own_updates, strict=True)
+            if share > rounding
+        ]
+        updates.sort(key=lambda one: one.share, reverse=True)
+        return StepDifference(*found.largest, max(rounding, _NUDGE_MARGIN * own), tuple(updates))
 
-    def allow_repeats(self, end: StepEnd) -> None:
-        """Notes how far the stock step ends from its first run when it is repeated."""
+    def note_nudged(self, end: StepEnd) -> None:
+        """Notes where the stock step ends from variables that differ in their last bit."""
         assert self.stock is not None
-        self.repeated_share = find_difference(end, self.stock).share
-
-    def find_allowed(self, dtypes: Sequence[tf.DType]) -> float:
-        """Finds the share that may be rounding in a step that computes in these types."""
-        coarsest = max((_find_epsilon(dtype) for dtype in dtypes if dtype.is_floating), default=0.0)
-        return float(max(coarsest**_KEPT_DIGITS, _REPEAT_MARGIN * (self.repeated_share or 0.0)))
+        self.nudged = compare_ends(end, self.stock)
 
 
-def find_difference(end: StepEnd, stock: StepEnd) -> StepDifference:
-    """Finds the variable or result that differs most between a step and the stock step, from the same state.
+def compare_ends(end: StepEnd, stock: StepEnd) -> StepShares:
+    """Finds how far a step ends from the stock step, from the same state.
 
     What an optimizer keeps of a weight's gradients stands for the weight: an optimizer such as Adam makes a full update
     of a gradient that is zero but for rounding.
@@ -104,15 +177,28 @@ def find_difference(end: StepEnd, stock: StepEnd) -> StepDifference:
     kinds = _find_kinds(stock.names, stock.is_trained)
     largest: dict[str, float] = {}
     for kind, change in zip(kinds, stock.changes, strict=True):
-        if kind is not None:
-            largest[kind] = max(largest.get(kind, 0.0), change)
-    found = _compare_results(end, stock)
+        largest[kind] = max(largest.get(kind, 0.0), change)
+    numbers, updates = _compare_results(end, stock), []
     for number, kind in enumerate(kinds):
-        if kind is not None:
-            scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
-            found.append((_divide(_compare_variable(number, end, stock), scale), stock.names[number]))
-    share, name = max(found, default=(0.0, ""))
-    return StepDifference(share, name if share else "")
+        scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
+        share = _divide(_compare_variable(number, end, stock), scale)
+        (updates if kind == _UPDATES else numbers).append((share, stock.names[number]))
+    return StepShares(tuple(numbers), tuple(updates))
+
+
+def nudge(value: np.ndarray) -> np.ndarray:
+    """Returns the next numbers towards zero; integers, zeros and endless numbers stay."""
+    if not _is_float(value):
+        return value
+    return np.where(np.isfinite(value), np.nextafter(value, np.zeros_like(value)), value)
+
+
+def _move(value: np.ndarray, old: np.ndarray, origin: np.ndarray) -> np.ndarray:
+    """Moves a value by the way from the old one to another origin, without rounding."""
+    if not _is_float(value):
+        return value
+    moves = np.where(old == origin, 0.0, origin.astype(np.float64) - old.astype(np.float64))
+    return np.asarray(value.astype(np.float64) + moves)
 
 
 def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
@@ -136,14 +222,15 @@ def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
     return found
 
 
-def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | None]:
+def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str]:
     """Finds which variables have changes of one size: weights, and by the names that Keras gives, what an optimizer
     keeps of each.
 
-    None for a weight of which an optimizer keeps something; other variables are of a kind of their own.
+    Weights of which an optimizer keeps something are a kind apart from others; other variables are of a kind of their
+    own.
     """
     weights = {name.replace("/", "_"): number for number, name in enumerate(names) if is_trained[number]}
-    kinds: list[str | None] = ["weights" if trained else name for name, trained in zip(names, is_trained, strict=True)]
+    kinds = [_WEIGHTS if trained else name for name, trained in zip(names, is_trained, strict=True)]
     for number, name in enumerate(names):
         scope, _, kept = name.partition("/")
         parts = kept.split("_")
@@ -151,7 +238,7 @@ def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | 
             weight = weights.get("_".join(parts[:length]))
             if weight is not None:
                 kinds[number] = f"{scope}/{'_'.join(parts[length:])}"
-                kinds[weight] = None
+                kinds[weight] = _UPDATES
                 break
     return kinds
 
@@ -196,7 +283,11 @@ def _find_largest(value: np.ndarray) -> float:
 
 
 def _is_number(value: np.ndarray) -> bool:
-    return tf.as_dtype(value.dtype).is_floating or tf.as_dtype(value.dtype).is_integer
+    return _is_float(value) or tf.as_dtype(value.dtype).is_integer
+
+
+def _is_float(value: np.ndarray) -> bool:
+    return bool(tf.as_dtype(value.dtype).is_floating)
 
 
 def _find_epsilon(dtype: Any) -> float:
