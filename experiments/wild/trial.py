@@ -602,8 +602,8 @@ beside a process that keeps all cores busy. A custom loop, rewritten by `rewrite
 - Differs after: the first part after which the weights differ by more than rounding and more than those of two stock
   trainings. Named by the plan: how many weights `plan.differing_updates` lists, and the one whose first update differs
   most, as a share of that update. In brackets stands the same share for two stock steps, one of them from variables
-  that differ in their last bit. Where the weights differ and the plan names none, training amplified rounding in later
-  steps, as the column "last bit" shows. Both columns are empty for rows that were measured without them.
+  that differ in their last bit. If the plan names none and "last bit" is as large as the difference of the weights,
+  training amplified rounding in later steps. Both columns are empty for rows that were measured without them.
 - Overhead: that of the plan; then the measured one, which is the median of the ratios of rematerialized to stock steps
   that ran in turn, by the clock and in CPU seconds.
 - Recomputed: nodes that are computed more than once. Plans: number of batch shapes that were planned. Warning: the
