@@ -169,14 +169,15 @@ class StockReference:
 def compare_ends(end: StepEnd, stock: StepEnd) -> StepShares:
     """Returns the differences between a step and the stock step from the same state.
 
-    If the optimizer keeps a state for a weight, that state is compared instead of the weight. The reason is that an
-    optimizer such as Adam makes a full update even if a gradient consists of rounding errors alone.
+    A weight with optimizer variables is listed in `updates`, because an optimizer such as Adam makes a full update even
+    if a gradient consists of rounding errors alone.
     """
     kinds = _find_kinds(stock.names, stock.is_trained)
     largest: dict[str, float] = {}
     for kind, change in zip(kinds, stock.changes, strict=True):
         largest[kind] = max(largest.get(kind, 0.0), change)
-    numbers, updates = _compare_results(end, stock), []
+    numbers = _compare_results(end, stock)
+    updates: list[tuple[float, str]] = []
     for number, kind in enumerate(kinds):
         scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
         share = _divide(_compare_variable(number, end, stock), scale)
