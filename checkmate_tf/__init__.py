@@ -34,6 +34,7 @@ _HOME = {
     "PeakValue": "reports.records",
     "PatternCost": "planning.pattern_costs",
     "Recomputation": "reports.records",
+    "UpdateDifference": "measurement.difference",
     "CostModel": "profiling.costs",
     "load_graph": "serialization",
     "save_graph": "serialization",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from checkmate_tf.max_batch.result import MaxBatch as MaxBatch
     from checkmate_tf.max_batch.search import Trial as Trial
     from checkmate_tf.max_batch.sized_step import Axis as Axis
+    from checkmate_tf.measurement.difference import UpdateDifference as UpdateDifference
     from checkmate_tf.planning.options import Options as Options
     from checkmate_tf.planning.pattern_costs import PatternCost as PatternCost
     from checkmate_tf.profiling.costs import CostModel as CostModel

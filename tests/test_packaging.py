@@ -71,7 +71,7 @@ ROOMS = {
         "reports",
     },
     "tradeoff": {"executors", "measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
-    "reports": {"executors", "planning", "solvers"},
+    "reports": {"executors", "measurement", "planning", "solvers"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
     "solvers": set[str](),

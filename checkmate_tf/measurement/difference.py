@@ -1,6 +1,6 @@
 """Compares a rewritten step with the stock step: their variables and results after one step from the same state."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,33 +9,65 @@ import tensorflow as tf
 
 # Rounding in another order may cost half of a type's digits.
 _KEPT_DIGITS = 0.5
-# The difference between two stock steps varies from one repetition to the next.
-_REPEAT_MARGIN = 2.0
+# A stock step that starts from variables with another last bit ends elsewhere. How far varies between such steps.
+_NUDGE_MARGIN = 2.0
+# For a single weight, it varies more: it depends on how near to zero its smallest gradient is.
+_UPDATE_MARGIN = 10.0
 # A gradient of zero is nothing but rounding errors, so two of them differ by up to 100 %. A change that is smaller than
 # this share of the largest change of its kind is therefore compared with that share.
 _SMALL_CHANGE = 0.01
+# Kinds of weights: those without and those with variables of the optimizer.
+_WEIGHTS, _UPDATES = "weights", "updates of weights"
 _NUMPY_FLOATS = (tf.float16, tf.float32, tf.float64)
 # The epsilon of bfloat16. That of types with fewer bits is larger, but no sums are computed in them.
 _OTHER_EPSILON = 2.0**-7
 
 
 @dataclass(frozen=True)
+class UpdateDifference:
+    """The difference between the update of one weight and that by the stock step.
+
+    An optimizer such as Adam divides a gradient by its size. If a gradient consists of rounding errors alone, as that
+    of a bias before a batch normalization does, the update is still a full one, and rounding decides its direction.
+
+    Args:
+        name: the weight.
+        share: the largest difference of a number's update, as a share of the largest change by the stock step.
+        stock_share: the same between two stock steps, one of them from variables that differ in their last bit.
+    """
+
+    name: str
+    share: float
+    stock_share: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Returns whether rounding alone changes the stock step's update by about as much."""
+        return self.share <= _UPDATE_MARGIN * self.stock_share
+
+
+@dataclass(frozen=True)
 class StepDifference:
     """The difference between the results of a rewritten step and those of the stock step.
+
+    For a weight with optimizer variables, `share` compares these instead. Its update is compared in `updates`.
 
     Args:
         share: the largest difference of a variable or a result, as a share of the largest change by the stock step.
         name: that variable or result; "" if none differs.
-        allowed: the share that may come from rounding, or from repeating the stock step.
+        allowed: the share that may come from rounding, in this step or in variables that differ in their last bit.
+        updates: the weights with optimizer variables whose updates differ by more than another order of sums may
+            explain; the largest difference first.
     """
 
     share: float
     name: str = ""
     allowed: float = 0.0
+    updates: tuple[UpdateDifference, ...] = ()
 
     @property
     def is_rounding(self) -> bool:
-        """Returns whether rounding may explain the difference."""
+        """Returns whether rounding may explain the difference, apart from that of updates."""
         return self.share <= self.allowed
 
 
@@ -55,15 +87,24 @@ class StepEnd:
     results: tuple[tuple[str, np.ndarray], ...]
 
     @staticmethod
-    def of(variables: Sequence[Any], before: Sequence[np.ndarray], results: Any) -> "StepEnd":
+    def of(
+        variables: Sequence[Any],
+        before: Sequence[np.ndarray],
+        results: Any,
+        *,
+        origin: Sequence[np.ndarray] | None = None,
+    ) -> "StepEnd":
         """Copies variables and results after a step.
 
         Args:
             before: the values of the variables before the step.
             results: nested tensors that the step returned.
+            origin: values from which the same changes lead to `after`; None for those before the step.
         """
         after = [variable.numpy() for variable in variables]
         changes = [_find_distance(new, old) for old, new in zip(before, after, strict=True)]
+        if origin is not None:
+            after = [_move(new, old, start) for new, old, start in zip(after, before, origin, strict=True)]
         return StepEnd(
             tuple(variable.name.partition(":")[0] for variable in variables),
             tuple(bool(variable.trainable) for variable in variables),
@@ -73,46 +114,90 @@ class StepEnd:
         )
 
 
+@dataclass(frozen=True)
+class StepShares:
+    """The differences between two steps from the same state, as shares of the changes by the stock step.
+
+    Args:
+        numbers: share and name of each result, and of each variable except weights with optimizer variables.
+        updates: share and name of each weight with optimizer variables.
+    """
+
+    numbers: tuple[tuple[float, str], ...]
+    updates: tuple[tuple[float, str], ...]
+
+    @property
+    def largest(self) -> tuple[float, str]:
+        """Returns the largest share in `numbers`, and its name; "" if nothing differs."""
+        share, name = max(self.numbers, default=(0.0, ""))
+        return share, name if share else ""
+
+
 @dataclass
 class StockReference:
-    """Variables and results after the stock step, for comparison with other steps."""
+    """Variables and results after the stock step, for comparison with other steps.
+
+    Args:
+        nudged: the differences of a stock step whose variables differ in their last bit; None if none has run.
+    """
 
     stock: StepEnd | None = field(default=None, repr=False)
-    repeated_share: float | None = None
+    nudged: StepShares | None = field(default=None, repr=False)
 
-    def compare(self, end: StepEnd) -> StepDifference | None:
-        """Compares a step with the stock step; returns None if that did not run."""
-        return None if self.stock is None else find_difference(end, self.stock)
+    def compare(self, end: StepEnd, dtypes: Iterable[tf.DType]) -> StepDifference | None:
+        """Compares a step that computes in these types with the stock step; returns None if that did not run."""
+        if self.stock is None:
+            return None
+        found = compare_ends(end, self.stock)
+        rounding = max((_find_epsilon(dtype) for dtype in dtypes if dtype.is_floating), default=0.0) ** _KEPT_DIGITS
+        own = 0.0 if self.nudged is None else self.nudged.largest[0]
+        own_updates = [0.0] * len(found.updates) if self.nudged is None else [share for share, _ in self.nudged.updates]
+        updates = [
+            UpdateDifference(name, share, own_share)
+            for (share, name), own_share in zip(found.updates, own_updates, strict=True)
+            if share > rounding
+        ]
+        updates.sort(key=lambda one: one.share, reverse=True)
+        return StepDifference(*found.largest, max(rounding, _NUDGE_MARGIN * own), tuple(updates))
 
-    def allow_repeats(self, end: StepEnd) -> None:
-        """Records the difference between a repetition of the stock step and its first run."""
+    def note_nudged(self, end: StepEnd) -> None:
+        """Records the differences of a stock step whose variables differ in their last bit."""
         assert self.stock is not None
-        self.repeated_share = find_difference(end, self.stock).share
-
-    def find_allowed(self, dtypes: Sequence[tf.DType]) -> float:
-        """Returns the share that may come from rounding in a step that computes in these types."""
-        coarsest = max((_find_epsilon(dtype) for dtype in dtypes if dtype.is_floating), default=0.0)
-        return float(max(coarsest**_KEPT_DIGITS, _REPEAT_MARGIN * (self.repeated_share or 0.0)))
+        self.nudged = compare_ends(end, self.stock)
 
 
-def find_difference(end: StepEnd, stock: StepEnd) -> StepDifference:
-    """Returns the largest difference of a variable or result between a step and the stock step from the same state.
+def compare_ends(end: StepEnd, stock: StepEnd) -> StepShares:
+    """Returns the differences between a step and the stock step from the same state.
 
-    If the optimizer keeps a state for a weight, that state is compared instead of the weight. The reason is that an
-    optimizer such as Adam makes a full update even if a gradient consists of rounding errors alone.
+    A weight with optimizer variables is listed in `updates`, because an optimizer such as Adam makes a full update even
+    if a gradient consists of rounding errors alone.
     """
     kinds = _find_kinds(stock.names, stock.is_trained)
     largest: dict[str, float] = {}
     for kind, change in zip(kinds, stock.changes, strict=True):
-        if kind is not None:
-            largest[kind] = max(largest.get(kind, 0.0), change)
-    found = _compare_results(end, stock)
+        largest[kind] = max(largest.get(kind, 0.0), change)
+    numbers = _compare_results(end, stock)
+    updates: list[tuple[float, str]] = []
     for number, kind in enumerate(kinds):
-        if kind is not None:
-            scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
-            found.append((_divide(_compare_variable(number, end, stock), scale), stock.names[number]))
-    share, name = max(found, default=(0.0, ""))
-    return StepDifference(share, name if share else "")
+        scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
+        share = _divide(_compare_variable(number, end, stock), scale)
+        (updates if kind == _UPDATES else numbers).append((share, stock.names[number]))
+    return StepShares(tuple(numbers), tuple(updates))
+
+
+def nudge(value: np.ndarray) -> np.ndarray:
+    """Returns the next numbers towards zero; integers, zeros and endless numbers stay."""
+    if not _is_float(value):
+        return value
+    return np.where(np.isfinite(value), np.nextafter(value, np.zeros_like(value)), value)
+
+
+def _move(value: np.ndarray, old: np.ndarray, origin: np.ndarray) -> np.ndarray:
+    """Moves a value by the way from the old one to another origin, without rounding."""
+    if not _is_float(value):
+        return value
+    moves = np.where(old == origin, 0.0, origin.astype(np.float64) - old.astype(np.float64))
+    return np.asarray(value.astype(np.float64) + moves)
 
 
 def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
@@ -136,14 +221,14 @@ def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
     return found
 
 
-def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | None]:
+def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str]:
     """Returns the kind of each variable; changes of one kind have a common scale.
 
-    The weights are one kind, and so are the optimizer's variables for one purpose, which Keras's names show. A weight
-    for which the optimizer keeps a variable has None. Each other variable is a kind of its own.
+    Weights with optimizer variables are one kind, and weights without are another. The optimizer's variables for one
+    purpose, which Keras's names show, are a kind, too. Each other variable is a kind of its own.
     """
     weights = {name.replace("/", "_"): number for number, name in enumerate(names) if is_trained[number]}
-    kinds: list[str | None] = ["weights" if trained else name for name, trained in zip(names, is_trained, strict=True)]
+    kinds = [_WEIGHTS if trained else name for name, trained in zip(names, is_trained, strict=True)]
     for number, name in enumerate(names):
         scope, _, kept = name.partition("/")
         parts = kept.split("_")
@@ -151,7 +236,7 @@ def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str | 
             weight = weights.get("_".join(parts[:length]))
             if weight is not None:
                 kinds[number] = f"{scope}/{'_'.join(parts[length:])}"
-                kinds[weight] = None
+                kinds[weight] = _UPDATES
                 break
     return kinds
 
@@ -196,7 +281,11 @@ def _find_largest(value: np.ndarray) -> float:
 
 
 def _is_number(value: np.ndarray) -> bool:
-    return tf.as_dtype(value.dtype).is_floating or tf.as_dtype(value.dtype).is_integer
+    return _is_float(value) or tf.as_dtype(value.dtype).is_integer
+
+
+def _is_float(value: np.ndarray) -> bool:
+    return bool(tf.as_dtype(value.dtype).is_floating)
 
 
 def _find_epsilon(dtype: Any) -> float:

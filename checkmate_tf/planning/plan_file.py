@@ -17,7 +17,7 @@ from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import Chunked, Chunks, ResidentBytes
 from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.measurement.difference import StepDifference
+from checkmate_tf.measurement.difference import StepDifference, UpdateDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.patterns import Kind
 from checkmate_tf.planning.pattern_costs import PatternCost
@@ -155,7 +155,12 @@ def _describe_node(graph: Graph, number: int) -> tuple[Any, ...]:
 
 
 def _run_to_json(run: StepRun | None) -> dict[str, Any] | None:
-    return None if run is None else asdict(run)
+    if run is None:
+        return None
+    data = asdict(run)
+    if run.difference is not None:
+        data["difference"]["updates"] = [asdict(one) for one in run.difference.updates]
+    return data
 
 
 def _run_from_json(data: Any, place: str) -> StepRun | None:
@@ -163,20 +168,30 @@ def _run_from_json(data: Any, place: str) -> StepRun | None:
         return None
     if not isinstance(data, dict):
         raise PlanError(f"plan: {place!r} is {reprlib.repr(data)}; it must be an object or null")
-    difference = data.get("difference")
     step_s = data.get("step_s")
     return StepRun(
         _read_field(data, "peak_bytes", int),
         None if step_s is None else _read_field(data, "step_s", float),
         _read_field(data, "held_bytes", int),
-        None
-        if difference is None
-        else StepDifference(
-            _read_field(difference, "share", float),
-            _read_field(difference, "name", str),
-            _read_field(difference, "allowed", float),
-        ),
+        _difference_from_json(data.get("difference")),
         _read_field(data, "is_compiled", bool),
+    )
+
+
+def _difference_from_json(data: Any) -> StepDifference | None:
+    if data is None:
+        return None
+    updates = [
+        UpdateDifference(
+            _read_field(one, "name", str), _read_field(one, "share", float), _read_field(one, "stock_share", float)
+        )
+        for one in _read_field(data, "updates", list)
+    ]
+    return StepDifference(
+        _read_field(data, "share", float),
+        _read_field(data, "name", str),
+        _read_field(data, "allowed", float),
+        tuple(updates),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from checkmate_tf.errors import make_printable
 from checkmate_tf.executors.step import Chunks, ResidentBytes
 from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.difference import UpdateDifference
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.planning.plan_file import load_planned, save_planned
@@ -160,6 +161,17 @@ class Plan:
         found = self.planned.difference
         return "" if found is None else found.name
 
+    @property
+    def differing_updates(self) -> tuple[UpdateDifference, ...]:
+        """Lists the weights whose first update differs from that of the stock step, the largest difference first.
+
+        An optimizer such as Adam divides a gradient by its size, so rounding decides the update of a weight whose
+        gradient is zero but for rounding. `difference` leaves such updates out. It compares the averages of gradients
+        that the optimizer keeps.
+        """
+        found = self.planned.difference
+        return () if found is None else found.updates
+
     def save(self, path: str | Path) -> None:
         """Writes a plan file, which `load_plan` reads and `rematerialize(model, plan=path)` installs.
 
@@ -279,6 +291,7 @@ class Plan:
             patterns=self.planned.patterns,
             margin_bytes=self.planned.margin_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
+            updates=self.differing_updates,
             chunks=self.chunks,
         )
 

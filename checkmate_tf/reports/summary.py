@@ -1,6 +1,7 @@
 """Describes the memory and the extra time of a plan in sentences and one table. `print(plan)` shows them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
@@ -10,6 +11,9 @@ from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.reports.records import Recomputation, list_kinds, list_offloaded, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status
+
+if TYPE_CHECKING:
+    from checkmate_tf.measurement.difference import UpdateDifference
 
 _WIDTH = 98
 _MOST_RECOMPUTED = 5
@@ -56,9 +60,8 @@ def list_sentences(view: PlanView) -> Iterator[str]:
             f"{what} computed in {one.num_chunks:,} chunks of {one.chunk_rows:,} rows, so that sums over rows are "
             "taken in another order."
         )
-    chunked_blocks = any(one.what == "blocks" for one in view.chunks)
-    if chunked_blocks:
-        yield "Their gradients compute each chunk again; predicted times do not include that."
+        if one.what == "blocks":
+            yield "Their gradients compute each chunk again; predicted times do not include that."
     if view.difference is not None:
         share, name = view.difference
         yield (
@@ -66,7 +69,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
             if share
             else "One step ends with the numbers of the stock step, to the bit (measured)."
         )
-    nothing = "Nothing else" if chunked_blocks else "Nothing"
+    yield from _describe_updates(view.updates)
     nothing = "Nothing else" if any(one.what == "blocks" for one in view.chunks) else "Nothing"
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     yield from _describe_offloading(view)
@@ -112,6 +115,30 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
         )
     elif any(value.fetch_cost is not None for value in view.graph.values):
         yield "Nothing is offloaded: no schedule that copies values was found to take less time."
+
+
+def _describe_updates(updates: "Sequence[UpdateDifference]") -> Iterator[str]:
+    """Yields a sentence about the weights whose updates rounding changes, and one about others whose updates differ."""
+    decided = [one for one in updates if one.is_rounding]
+    others = [one for one in updates if not one.is_rounding]
+    if decided:
+        yield (
+            "The optimizer divides small gradients by their size, so rounding changes the updates of "
+            f"{_count(decided)}: {_describe_update(decided[0])}. Stock training depends on rounding there, too."
+        )
+    if others:
+        yield f"Updates of {_count(others)} differ by more than rounding explains: {_describe_update(others[0])}."
+
+
+def _describe_update(one: "UpdateDifference") -> str:
+    return (
+        f"that of {one.name} differs from the stock step's by {one.share:.1e} of itself, and by {one.stock_share:.1e} "
+        "between stock steps whose variables differ in their last bit (measured)"
+    )
+
+
+def _count(updates: "Sequence[UpdateDifference]") -> str:
+    return "1 weight" if len(updates) == 1 else f"{len(updates):,} weights"
 
 
 def describe_pattern(one: PatternCost, overhead: float) -> str:

@@ -16,6 +16,7 @@ from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
     from checkmate_tf.executors.step import Chunks  # this module imports TensorFlow
+    from checkmate_tf.measurement.difference import UpdateDifference
 
 # The kinds of values, by their names in reports. The kind of a copy is an index into this.
 KINDS = ("activations", "activations computed again", "gradients")
@@ -36,6 +37,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: the difference between a rewritten and the stock step, relative to the change, and its variable;
             None if the two were not compared.
+        updates: the weights whose updates differ by more than that.
         chunks: the parts that are computed in chunks of rows.
         margin_bytes: bytes that were subtracted from the requested budget.
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
@@ -53,6 +55,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
+    updates: "tuple[UpdateDifference, ...]" = ()
     chunks: "tuple[Chunks, ...]" = ()
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0

@@ -47,12 +47,17 @@ class InstalledStep:
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
-        """Plans for the batch's spec, and for as many further specs of its data as the request asks for."""
+        """Plans for the batch's spec, and for as many further specs of its data as the request asks for.
+
+        After an error in any of these plans, the steps stay as they were.
+        """
         with self.lock:
             self.note_changes()
-            planned = self.batches.plan(batch, request)
+            batches = self.batches.copy()
+            planned = batches.plan(batch, request)
             for smaller in batch.smaller[: request.options.num_shapes - 1]:
-                self.batches.plan_smaller(smaller)
+                batches.plan_smaller(smaller)
+            self.batches = batches
             return planned
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:

@@ -117,6 +117,10 @@ class PlannedBatches:
         former, changed = {**self.former, **planned}, tuple(changes)
         return PlannedBatches(self.model, self.request, now, StepPlanner(self.model), former, changed, self.newest)
 
+    def copy(self) -> "PlannedBatches":
+        """Returns a copy, to which further plans can be added."""
+        return replace(self, entries=dict(self.entries), converted=dict(self.converted))
+
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
         """Plans for the batch's spec. After an error, the previous plans stay."""
         entry = self.planner.plan(batch, request, others=reversed(self.entries.values()))

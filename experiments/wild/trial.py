@@ -2,8 +2,9 @@
 
     python -m experiments.wild.trial [--model NAME ...] [--budget 70% 50%] [--output FILE.csv] [--show]
 
-A model trains three times, each in a process of its own from the same seeds: twice as it stands, which shows how far
-apart two such trainings are, and once rematerialized. A training has four parts, one after another:
+A model trains four times, each in a process of its own from the same seeds: twice as it stands, which shows how far
+apart two such trainings are, once as it stands from variables that differ in their last bit, and once rematerialized.
+A training has four parts, one after another:
 
 - `fit` on two batches and a half, so that the last one is smaller;
 - `train_on_batch`, three times;
@@ -38,6 +39,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from checkmate_tf.measurement.difference import StepDifference, UpdateDifference, nudge
 from checkmate_tf.training.installed_step import find_installed_step
 from experiments.running import RESULTS_FOLDER, Point, environment, forget_plans, read_rows, run_rows, write_text
 from experiments.wild.models import LOOPS, MODELS
@@ -81,8 +83,10 @@ COLUMNS = (
     "stock_gradients_difference",
     "weights_difference",
     "stock_weights_difference",
+    "nudged_weights_difference",
     "differs_after",
     "part_differences",
+    "differing_updates",
     "first_loss_difference",
     "stock_step_s",
     "predicted_overhead",
@@ -105,13 +109,14 @@ def main() -> None:
     parser.add_argument("--budget", nargs="+", default=list(BUDGETS), help="as rematerialize takes it")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the table; its page lies beside it")
     parser.add_argument("--show", action="store_true", help="only write and print the page of the table")
-    parser.add_argument("--in-process", choices=("stock", "rematerialized"), help=argparse.SUPPRESS)
+    parser.add_argument("--in-process", choices=("stock", "nudged", "rematerialized"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_process:
         budget = options.budget[0] if options.in_process == "rematerialized" else None
         train = trained_loop if options.model[0] in LOOPS else trained
         with forget_plans():
-            found = train(options.model[0], budget, options.output.with_suffix(".npz"))
+            nudged = options.in_process == "nudged"
+            found = train(options.model[0], budget, options.output.with_suffix(".npz"), nudged=nudged)
         options.output.write_text(json.dumps(found))
         return
     points = [{"model": name, "budget": budget} for name in options.model for budget in options.budget]
@@ -142,16 +147,17 @@ def row_of(name: str, budget: str, folder: Path) -> dict[str, Any]:
         "commit": around["commit"][:12],
     }
     row["versions"] = " ".join(f"{package} {number}" for package, number in versions.items())
-    files = [folder / f"{name} {number}.json" for number in range(3)]
-    stock, _ = (in_process(name, "stock", budget, file, reused=True) for file in files[:2])
+    files = [folder / f"{name} {number}.json" for number in range(4)]
+    kinds = ("stock", "stock", "nudged")
+    stock, *_ = (in_process(name, kind, budget, file, reused=True) for kind, file in zip(kinds, files, strict=False))
     if "error" in stock:
         return row | {"outcome": "stock failed", "message": stock["error"]}
     row |= {"stock_peak_bytes": _highest(stock["peaks"]), "machine": stock["machine"]}
-    found = in_process(name, "rematerialized", budget, files[2])
+    found = in_process(name, "rematerialized", budget, files[3])
     row |= {column: found[column] for column in COLUMNS if column in found}
     if "refused" in found or "error" in found:
         return row | {"outcome": "refused" if "refused" in found else "failed", "message": _message(found)}
-    for prefix, other in (("stock_", files[1]), ("", files[2])):
+    for prefix, other in (("stock_", files[1]), ("nudged_", files[2]), ("", files[3])):
         of_gradients, *of_weights = differences(*(file.with_suffix(".npz") for file in (files[0], other)))
         row |= {f"{prefix}gradients_difference": of_gradients, f"{prefix}weights_difference": of_weights[-1]}
         row |= {f"{prefix}parts": of_weights}
@@ -220,8 +226,11 @@ def in_process(name: str, kind: str, budget: str, output: Path, *, reused: bool 
     return json.loads(output.read_text())
 
 
-def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]:
-    """Trains a model in this process, stock without a budget, and writes its variables after each part."""
+def trained(name: str, budget: str | None, weights_path: Path, *, nudged: bool = False) -> dict[str, Any]:
+    """Trains a model in this process, stock without a budget, and writes its variables after each part.
+
+    A nudged one begins with variables that differ in their last bit.
+    """
     import keras
 
     import checkmate_tf
@@ -239,7 +248,7 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
                 return result
         # Not by `set_random_seed`: TensorFlow then drops its kernels, and with them what a SentencePiece tokenizer has.
         random.seed(_SEED)
-        steps, batch = _Steps(model), entry.batch()
+        steps, batch = _Steps(model, nudged=nudged), entry.batch()
         steps.fit("fit", entry.fit_arguments(_BATCHES))
         if batch is not None:
             steps.train_on_batch("train_on_batch", batch)
@@ -249,12 +258,12 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
     result |= {"peaks": steps.peaks, "parts": list(steps.peaks), "first_loss": steps.first_loss}
     _write_arrays(weights_path, [steps.first_state, *steps.states])
     if budget is not None:
-        result |= {"warning": _first_message(caught), "num_plans": _count_plans(model)}
+        result |= {"warning": _first_message(caught), **_figures_of_plans(model)}
         result |= {} if batch is None else _overhead_of_model(model, batch)
     return result
 
 
-def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]:
+def trained_loop(name: str, budget: str | None, weights_path: Path, *, nudged: bool = False) -> dict[str, Any]:
     """Calls the step of a custom loop in this process, as `trained` trains a model.
 
     Peaks are all that was allocated since before planning, beside the variables and arguments, which the budget covers.
@@ -267,6 +276,8 @@ def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str,
     keras.utils.set_random_seed(_SEED)
     (step, trained_variables), arguments = entry.make(), entry.arguments()
     concrete = step.get_concrete_function(*arguments)
+    if nudged:
+        _nudge(trained_variables)
     counted = sum(each.shape.num_elements() * each.dtype.size for each in (*concrete.variables, *arguments))
     before, run, result = bytes_in_use(), step, {"machine": _machine()}
     peaks: dict[str, list[int]] = {"train_on_batch": [], "busy": []}
@@ -288,6 +299,7 @@ def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str,
     _write_arrays(weights_path, [states[0], states[_STEPS_ON_BATCH - 1], states[-1]])
     if budget is not None:
         result |= {"warning": _first_message(caught), "num_plans": 1}
+        result |= {"differing_updates": describe_updates([run.plan.planned.difference])}
         result |= _overhead_of(lambda: step(*arguments), lambda: run(*arguments))
     return result
 
@@ -319,8 +331,9 @@ def planned(make: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
 class _Steps:
     """Trains a model part by part, and keeps each step's peak and the variables after each part."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, nudged: bool) -> None:
         self.model = model
+        self.is_to_be_nudged = nudged
         self.peaks: dict[str, list[int]] = {}
         self.states: list[list[np.ndarray]] = []
         self.first_state: list[np.ndarray] = []
@@ -333,8 +346,10 @@ class _Steps:
 
         peaks = self.peaks.setdefault(part, [])
         kept = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self._keep_step(peaks, logs))
+        # Keras makes the variables of some models only in `fit`, before this is called.
+        begun = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self._nudge_once())
         # An epoch's end reads the losses that Keras tracks, not those of the last step.
-        self.model.fit(**arguments, verbose=0, callbacks=[MemoryReport(), kept])
+        self.model.fit(**arguments, verbose=0, callbacks=[MemoryReport(), begun, kept])
         self.states.append(_as_arrays(self.model.variables))
 
     def train_on_batch(self, part: str, batch: tuple[Any, ...]) -> None:
@@ -350,6 +365,11 @@ class _Steps:
             report.on_train_batch_end(number, logs)
             self._keep_step(peaks, logs)
         self.states.append(_as_arrays(self.model.variables))
+
+    def _nudge_once(self) -> None:
+        if self.is_to_be_nudged:
+            _nudge(self.model.variables)
+            self.is_to_be_nudged = False
 
     def _keep_step(self, peaks: list[int], logs: dict[str, Any]) -> None:
         peaks.append(int(logs["peak_mib"] * 2**20))
@@ -383,11 +403,30 @@ def _first_message(caught: list[warnings.WarningMessage]) -> str:
     return next((message for message in messages if "above its budget of" not in message), "")[:_LONGEST_MESSAGE]
 
 
-def _count_plans(model: Any) -> int:
-    """How many shapes of batches were planned for."""
+def _nudge(variables: Any) -> None:
+    for variable in variables:
+        variable.assign(nudge(variable.numpy()))
+
+
+def _figures_of_plans(model: Any) -> dict[str, Any]:
+    """How many shapes of batches were planned for, and what their plans say of updates."""
     installed = find_installed_step(model)
     assert installed is not None
-    return sum(entry.planned is not None for entry in installed.batches.entries.values())
+    plans = [entry.planned for entry in installed.batches.entries.values() if entry.planned is not None]
+    return {"num_plans": len(plans), "differing_updates": describe_updates([plan.difference for plan in plans])}
+
+
+def describe_updates(differences: list[StepDifference | None]) -> str:
+    """Says of how many weights a plan names the update, and of the one that differs most by how much, and stock's too.
+
+    It is the plan that names the largest difference; "" where none names any.
+    """
+    named = [found.updates for found in differences if found is not None and found.updates]
+    if not named:
+        return ""
+    updates: tuple[UpdateDifference, ...] = max(named, key=lambda each: each[0].share)
+    most = updates[0]
+    return f"{len(updates)}: {most.name} {most.share:.0e} (stock {most.stock_share:.0e})"
 
 
 def _overhead_of_model(model: Any, batch: tuple[Any, ...]) -> dict[str, float]:
@@ -477,6 +516,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         "stock_gradients_difference",
         "weights_difference",
         "stock_weights_difference",
+        "nudged_weights_difference",
         "first_loss_difference",
     )
     return (
@@ -489,6 +529,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         *(shown(f"{part}_peak", ".3f") for part in PARTS),
         *(shown(column, ".0e") for column in apart),
         row["differs_after"] or "",
+        row.get("differing_updates") or "",
         *(shown(column, ".1%") for column in ("predicted_overhead", "measured_overhead", "cpu_overhead")),
         shown("stock_step_s", ".2f"),
         shown("num_recomputed", ".0f"),
@@ -528,8 +569,10 @@ _HEADERS = (
     "of two stock",
     "weights",
     "of two stock",
+    "last bit",
     "first loss",
     "differs after",
+    "named by the plan",
     "overhead",
     "in pairs",
     "CPU",
@@ -552,11 +595,15 @@ beside a process that keeps all cores busy. A custom loop, rewritten by `rewrite
 - Gradients: the largest difference of the optimizer's state from that of the stock training, after the first step. It
   is relative to the largest entry of its variable, or to a thousandth of the largest entry of all if that is larger.
   With momentum, the state is the gradient times the learning rate. Weights: the same for all variables after the last
-  step; 1 if integers such as seeds differ. The column after each shows the same for two stock trainings. First loss:
-  its relative difference. Adam takes steps of full size along gradients that are only rounding errors, such as that of
-  a bias before a normalization, so weights can differ by the size of a step where gradients differ by rounding.
+  step; 1 if integers such as seeds differ. The column after each shows the same for two stock trainings, and "last
+  bit" for two stock trainings, one of them from variables that differ in their last bit. First loss: its relative
+  difference. Adam takes steps of full size along gradients that are only rounding errors, such as that of a bias before
+  a normalization, so weights can differ by the size of a step where gradients differ by rounding.
 - Differs after: the first part after which the weights differ by more than rounding and more than those of two stock
-  trainings.
+  trainings. Named by the plan: how many weights `plan.differing_updates` lists, and the one whose first update differs
+  most, as a share of that update. In brackets stands the same share for two stock steps, one of them from variables
+  that differ in their last bit. If the plan names none and "last bit" is as large as the difference of the weights,
+  training amplified rounding in later steps. Both columns are empty for rows that were measured without them.
 - Overhead: that of the plan; then the measured one, which is the median of the ratios of rematerialized to stock steps
   that ran in turn, by the clock and in CPU seconds.
 - Recomputed: nodes that are computed more than once. Plans: number of batch shapes that were planned. Warning: the

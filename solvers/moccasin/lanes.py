@@ -10,8 +10,9 @@ which the step ends, as `time_schedule` has it:
 - A fetch at event r is an interval on the lane back, at or after READY[r] and SENT[v]. The lane back makes one copy at
   a time.
 
-Two rules of the simulator are left out, so that the optimum is a lower bound on the cost: the lane back may make copies
-in any order, and a node need not wait for a copy that it could write over but does not.
+Three rules of the simulator are left out, so that the optimum is a lower bound on the cost: the lane back may make
+copies in any order, a fetch may begin at an event at which no node runs, and a node need not wait for a copy that it
+could write over but does not.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 pytest.importorskip("keras")
 
+from checkmate_tf.measurement.difference import StepDifference, UpdateDifference
 from experiments.wild import trial
 from experiments.wild.models import LOOPS, MODELS
 
@@ -42,6 +43,18 @@ def test_integers_that_differ_at_all_count_as_one(tmp_path):
 )
 def test_a_row_names_the_first_part_that_is_further_from_stock_than_stock_is(found, stock, part):
     assert trial.find_first_apart(["fit", "unknown_length"], found, stock) == part
+
+
+def test_a_row_names_the_update_that_differs_most_of_all_plans():
+    small, large = UpdateDifference("kernel", 1e-3, 2e-3), UpdateDifference("key/bias", 2.0, 1.5)
+    found = [
+        None,
+        StepDifference(0.0),
+        StepDifference(0.0, updates=(small,)),
+        StepDifference(0.0, updates=(large, small)),
+    ]
+    assert trial.describe_updates(found) == "2: key/bias 2e+00 (stock 2e+00)"
+    assert trial.describe_updates(found[:2]) == ""
 
 
 @pytest.mark.parametrize("name", ["tab_transformer", "triplets", "known_words"])

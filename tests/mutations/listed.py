@@ -432,12 +432,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the exponentials would be of another shape than the logits, and not be written over them",
         "the_gradient_of_a_loss_is_written_over_its_logits",
     ),
-    _xla(
-        "model/graph",
+    Mutation(
+        "checkmate_tf/executors/xla/model/graph.py",
         "(buffers.materialized | buffers.awaited)",
         "buffers.materialized",
-        "what a gradient is computed from would be held for those that wait for the gradient",
-        "the_gradient_of_a_loss_is_written_over_its_logits",
+        "the operands of a gradient would be held for the readers that wait for it",
+        ("tests/executors/xla/rules/test_awaited_gradients.py::test_large_gradients_lie_in_buffers",),
     ),
     _xla(
         "rules/gradient_forms",

@@ -8,7 +8,7 @@ import pytest
 import checkmate_tf
 from checkmate_tf.errors import PlanError
 from checkmate_tf.executors.step import ResidentBytes
-from checkmate_tf.measurement.difference import StepDifference
+from checkmate_tf.measurement.difference import StepDifference, UpdateDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep
@@ -21,7 +21,7 @@ CONDITIONS = Conditions("graph executor", "float32[8, 6]", "a processor", "0.1.0
 
 @pytest.fixture
 def planned() -> PlannedStep:
-    run = StepRun(4096, 0.5, 12, StepDifference(1e-7, "kernel", 1e-6))
+    run = StepRun(4096, 0.5, 12, StepDifference(1e-7, "kernel", 1e-6, (UpdateDifference("bias", 2.0, 1.5),)))
     return replace(make_plan(CHAIN, 4000).planned, conditions=CONDITIONS, run=run)
 
 

@@ -1,5 +1,6 @@
 """find_plan: solving, measuring and solving again, on a graph whose emission and measurement are stood in for."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, PlanError
 from checkmate_tf.executors.step import Chunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.measurement.difference import StepDifference
+from checkmate_tf.measurement.difference import StepDifference, UpdateDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.options import Options, Request
@@ -320,6 +321,23 @@ def test_a_plan_says_how_far_a_step_ends_from_the_stock_step() -> None:
     equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).planned
     assert "to the bit" in Plan(equal).summary()
     assert Plan(planned(ChainStep(lambda peak: peak), 8000).planned).difference is None
+
+
+def test_a_plan_names_the_weights_whose_updates_rounding_decides(recwarn) -> None:
+    updates = (UpdateDifference("key/bias", 2.0, 1.5), UpdateDifference("conv/kernel", 0.3, 1e-5))
+    plan = Plan(
+        planned(ChainStep(lambda peak: peak, difference=StepDifference(2e-7, "conv", 3e-4, updates)), 8000).planned
+    )
+    assert plan.differing_updates == updates
+    assert not recwarn.list
+    decided = (
+        "rounding changes the updates of 1 weight: that of key/bias differs .* by 2.0e\\+00 of itself, and by 1.5e"
+    )
+    assert re.search(decided, plan.summary())
+    assert re.search(
+        "Updates of 1 weight differ .*that of conv/kernel differs .* by 3.0e-01 of itself, and by 1.0e-05",
+        plan.summary(),
+    )
 
 
 def test_planning_warns_of_a_step_that_differs_by_more_than_rounding() -> None:

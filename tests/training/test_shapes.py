@@ -1,6 +1,7 @@
 """Data whose batches have several shapes: some are planned before training, and every step keeps to one budget."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from keras import layers
 import checkmate_tf
 from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.measurement.step_meter import StepMeter
+from checkmate_tf.training.planned_batches import PlannedBatches
 from checkmate_tf.training.rematerialize import find_installed_step
 
 WIDTH, ROWS = 128, 16
@@ -77,3 +79,21 @@ def test_shapes_that_were_not_asked_for_are_not_planned() -> None:
 def test_a_number_of_shapes_is_at_least_one() -> None:
     with pytest.raises(checkmate_tf.BatchError, match="num_shapes"):
         checkmate_tf.Options(num_shapes=0)
+
+
+def test_the_model_trains_as_before_if_a_further_shape_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = encoder(jit_compile=False)
+    quick = {"measure": False, "progress": False}
+    options = checkmate_tf.Options(solver="retain_all", costs="flops")
+    before = checkmate_tf.rematerialize(model, data=sentences(), budget="1000%", options=options, **quick)
+
+    def refuse(*_: Any) -> None:
+        raise checkmate_tf.InfeasibleBudgetError("no schedule was found")
+
+    monkeypatch.setattr(PlannedBatches, "plan_smaller", refuse)
+    two = replace(options, num_shapes=2)
+    with pytest.raises(checkmate_tf.InfeasibleBudgetError, match="no schedule"):
+        checkmate_tf.rematerialize(model, data=sentences(), budget="900%", options=two, **quick)
+    batches = find_installed_step(model).batches
+    assert [entry.planned for entry in batches.entries.values()] == [before.planned]
+    assert batches.request.budget == before.budget_bytes

@@ -15,7 +15,7 @@ from checkmate_tf.executors.step import Chunks, HostMemory, OffloadFolder, Resid
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
-from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
+from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference, nudge
 from checkmate_tf.measurement.kept_state import keep_state
 from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.measurement.step_run import StepRun
@@ -195,20 +195,24 @@ class GraphStep:
     def find_difference(self, end: StepEnd) -> StepDifference | None:
         """Compares the results of a rewritten step with the stock step's; returns None if that was not measured.
 
-        If they differ by more than rounding, the stock step runs once more, because its own results may vary.
+        If they differ by more than rounding, the stock step runs once more, from variables that differ in their last
+        bit. The difference between both stock steps shows how much of it rounding alone may cause.
         """
-        difference = self.reference.compare(end)
-        if difference is None:
-            return None
-        dtypes = [output.dtype for op in self.training_graph.ops.ops for output in op.outputs]
-        difference = replace(difference, allowed=self.reference.find_allowed(dtypes))
-        if difference.is_rounding or self.reference.repeated_share is not None or self.arguments is None:
+        dtypes = {output.dtype for op in self.training_graph.ops.ops for output in op.outputs}
+        difference = self.reference.compare(end, dtypes)
+        if difference is None or self.arguments is None or self.reference.nudged is not None:
+            return difference
+        if difference.is_rounding and not difference.updates:
             return difference
         variables = self.stock.function.graph.variables
         with hold_interrupts(), keep_state(variables) as before:
+            nudged = [nudge(value) for value in before]
+            for variable, value, old in zip(variables, nudged, before, strict=True):
+                if value is not old:
+                    variable.assign(value)
             results = call_flat(self.stock.function, self.arguments)
-            self.reference.allow_repeats(StepEnd.of(variables, before, results))
-        return replace(difference, allowed=self.reference.find_allowed(dtypes))
+            self.reference.note_nudged(StepEnd.of(variables, nudged, results, origin=before))
+        return self.reference.compare(end, dtypes)
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)

@@ -123,6 +123,6 @@ def test_what_cannot_be_written_is_held_until_it_is_read(tmp_path, monkeypatch):
         file.make_offload(0)(written)
     file.make_fetch(0)(read)
     np.testing.assert_array_equal(read, written)
-    with pytest.raises(OffloadError, match="as after a whole step"):
+    with pytest.raises(OffloadError, match="with the right numbers"):
         file.check()
     file.check()
