@@ -12,12 +12,14 @@ are there are not computed again. TensorFlow needs 0.8 GB of host memory to lowe
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from tabulate import tabulate
 
 import checkmate_tf
 from checkmate_tf.executors.xla.compilers import has_jax
-from experiments.running import RESULTS_FOLDER, Point, run_apart
-from experiments.xla.rows import table_of
+from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 
 RESULTS = RESULTS_FOLDER / "gpu_fine_tuning.csv"
 LENGTHS, BUDGETS = (4_096, 8_192), ("8GiB", "16GiB")
@@ -33,7 +35,7 @@ COLUMNS = (
     "num_recomputed",
     "overhead",
 )
-table = table_of(COLUMNS)
+_PEAKS = {"stock": "stock_peak_bytes", "predicted": "predicted_peak_bytes", "compiled": "measured_peak_bytes"}
 _CHUNK_TOKENS, _LORA_RANK = 512, 8
 # Those of the published presets llama3.2_1b and gemma3_1b.
 _SIZES = {
@@ -102,6 +104,24 @@ def compute(point: Point) -> dict[str, Any]:
         "num_recomputed": len(plan.recomputed),
         "overhead": plan.overhead,
     }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table of the page, in markdown."""
+    lines = [
+        {
+            "sizes": row["family"],
+            "tokens": row["length"],
+            "budget": row["budget"],
+            **{f"{peak}, GiB": int(row[column]) / 2**30 if row[column] else "" for peak, column in _PEAKS.items()},
+            "recomputed": row["num_recomputed"],
+            "overhead": row["overhead"],
+            "planning, s": row["planning_s"],
+            "error": row["error"][:80],
+        }
+        for row in rows
+    ]
+    return tabulate(lines, "keys", tablefmt="github", floatfmt=".4g")
 
 
 def main() -> None:
