@@ -38,7 +38,7 @@ COLUMNS = (
 _PEAKS = {"stock": "stock_peak_bytes", "predicted": "predicted_peak_bytes", "compiled": "measured_peak_bytes"}
 _CHUNK_TOKENS, _LORA_RANK = 512, 8
 # Those of the published presets llama3.2_1b and gemma3_1b.
-_SIZES = {
+_SIZES: dict[str, dict[str, Any]] = {
     "llama": {
         "vocabulary_size": 128_256,
         "num_layers": 16,
