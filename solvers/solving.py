@@ -87,7 +87,7 @@ def solve(
     if has_transfers(graph) and not chosen.offloads:
         raise SolverError(
             f"solver {solver_name(chosen)} does not offload, and values of graph {graph.name!r} have costs of "
-            "transfers: choose auto, stage_annealing, checkmate_milp or fastsa, or take the costs out with "
+            "transfers: choose auto, stage_annealing, checkmate_milp, moccasin or fastsa, or take the costs out with "
             "drop_transfers(graph)"
         )
     time_limit_s, seed = check_time_limit(time_limit_s), check_seed(seed)

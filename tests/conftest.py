@@ -1,9 +1,10 @@
 """Settings of the whole test run, made before any test module imports TensorFlow."""
 
+import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,17 @@ settings.load_profile("repeatable")
 
 # A shell has what it starts in the background ignore interrupts, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps modules, which stay until the end, out of each later search for garbage: they are most of all objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,7 +48,7 @@ def list_blocks(path: Path) -> list[tuple[int, str, str]]:
 
 def make_namespace() -> dict[str, Any]:
     """The names that blocks use and do not make: a small compiled model, its data, and those of a language model."""
-    convolutions = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(8)]
+    convolutions = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(5)]
     layers = [keras.Input((32, 32, 3)), *convolutions, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
     model = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -95,7 +95,7 @@ SOLVER_ROOMS = {
     "annealing": {"solvers", "mip", "offloading"},
     "twremat": {"solvers"},
     "fastsa": {"solvers", "ordering"},
-    "moccasin": {"solvers", "mip", "ordering"},
+    "moccasin": {"solvers", "mip", "ordering", "offloading"},
     "relaxation": {"solvers", "mip", "annealing"},
     "checkmate": {"solvers", "mip", "annealing", "checkpointing", "offloading"},
 }

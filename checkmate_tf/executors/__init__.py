@@ -1,7 +1,7 @@
-"""An executor runs a training step: TensorFlow's graph executor, or XLA. This room makes a schedule a step for either.
+"""Makes a step of a schedule for either executor: TensorFlow's graph executor, or XLA.
 
-`step` says what planning asks of a step, whichever executor runs it. `emission/` has what both share, `graph/` and
-`xla/` a room each; these never import each other.
+`step` defines the interface between planning and either executor. `emission/` contains the code that both share.
+`graph/` and `xla/` are the rooms of the two executors, and never import each other.
 
 Imports the core, tracing, rewriting, profiling and measurement, and never solvers. Start reading at `step.Step`.
 """

@@ -1,4 +1,4 @@
-"""Computes parts of a step in chunks of rows, whichever executor runs it."""
+"""Computes parts of a step in chunks of rows, for either executor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from checkmate_tf.tracing.extraction import extract
 
 @dataclass(frozen=True)
 class Chunkable:
-    """A chunkable part of a step treats its rows independently.
+    """Regions of a step that treat their rows independently.
 
     Args:
-        what: the loss, or the blocks.
+        what: "loss" for the loss, "blocks" for the blocks.
     """
 
     step: Step
@@ -25,17 +25,17 @@ class Chunkable:
 
     @property
     def num_rows(self) -> int:
-        """Counts the rows as tokens, the most of any region."""
+        """Returns the most rows of any region, counted as tokens."""
         return find_widest(region.rows for region in self.regions).num_tokens
 
     def predict_peak(self, most_rows: int) -> int:
-        """Predicts the peak of the step, nothing computed again, in chunks of at most so many rows."""
+        """Predicts the peak of the step without recomputation, in chunks of at most `most_rows` rows."""
         chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
         resident_bytes = self.step.graph.resident_bytes
         return simulate_stock(extract(chunked.function, resident_bytes=resident_bytes).graph).peak_bytes
 
     def write(self, most_rows: int) -> Step:
-        """Returns the same step in chunks of at most so many rows; `stock` stays as it is."""
+        """Returns the same step in chunks of at most `most_rows` rows. `stock` stays as it is."""
         chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
         widest = find_widest(chunked.rows)
         chunks = Chunks(self.what, widest.num_tokens, widest.chunk_tokens, len(self.regions))
@@ -43,7 +43,7 @@ class Chunkable:
 
 
 def find_chunkable(step: Step, what: Chunked) -> Chunkable:
-    """Finds a part of a step that can be computed in chunks. Raises UnsupportedModelError where there is none."""
+    """Returns the regions of a step that can be computed in chunks. Raises UnsupportedModelError if there are none."""
     function = step.training_graph.function
     if what == "loss":
         return Chunkable(step, what, (find_loss_region(function),))
@@ -51,7 +51,7 @@ def find_chunkable(step: Step, what: Chunked) -> Chunkable:
 
 
 def repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:
-    """Computes parts of a step in the chunks of a plan. Raises UnsupportedModelError where they cannot be."""
+    """Returns the same step in the chunks of a plan. Raises UnsupportedModelError if that is impossible."""
     for one in chunks:
         step = find_chunkable(step, one.what).write(one.chunk_rows)
     return step

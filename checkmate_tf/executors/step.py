@@ -139,7 +139,7 @@ class Step(Protocol):
 
     @property
     def signature(self) -> str:
-        """Returns the dtypes and shapes of the step's arguments, in short: "float32[8, 6], int64[8]"."""
+        """Returns the dtypes and shapes of the step's arguments, such as "float32[8, 6], int64[8]"."""
 
     @property
     def training_graph(self) -> TrainingGraph:
@@ -153,7 +153,7 @@ class Step(Protocol):
         """Returns the same step with a function that computes a part of it in chunks. `stock` stays as it is."""
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "Step":
-        """Returns the same step with values that may be copied to a file in a folder or to host memory, at given costs.
+        """Returns the same step with costs of copies to a file in a folder or to host memory, for values to offload.
 
         Raises UnsupportedModelError if the executor cannot do so, and OffloadError if the folder cannot be written.
         """
@@ -188,4 +188,4 @@ class Step(Protocol):
         """
 
     def find_auto_budget(self) -> int:
-        """Returns the bytes of the budget "auto": the model's state, and all that is free on the device."""
+        """Returns the bytes of the budget "auto": the model's state, and the free memory of the device."""

@@ -1,4 +1,4 @@
-"""Asks the device how much memory is in use and free, and reserves a region of the CPU's pool for a step."""
+"""Reads the used and the free memory of a device, and reserves a region of the CPU's pool for a step."""
 
 import tensorflow as tf
 
@@ -7,12 +7,12 @@ from checkmate_tf.errors import BudgetError
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.tf_private import find_memory_limit
 
-# Kernels' scratch and what lies between chunks come on top of what a step asks for.
+# A step needs more than the bytes that it requests, as kernels use scratch memory and gaps between chunks stay free.
 _RESERVED_PER_STEP = 1.5
 
 
 def count_bytes_in_use() -> int:
-    """Asks the device's allocator for the bytes in use; 0 where it keeps no statistics."""
+    """Returns the bytes in use, by the device's allocator; 0 if it keeps no statistics."""
     try:
         return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
@@ -20,12 +20,14 @@ def count_bytes_in_use() -> int:
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:
-    """Reserves one free region in the CPU's pool for a step that takes so many bytes, by default half of what is free.
+    """Reserves one free region in the CPU's pool for a step of so many bytes; by default, half of the free memory.
 
-    The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
-    the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
-    touches only the pool's own table takes memory, 8 bytes in 256. To be called before anything else makes the pool
-    grow. Gives the bytes reserved, 0 where that is impossible or the device is no CPU.
+    The pool grows by regions of doubling size, and a tensor gets the whole rest of a region if that is less than twice
+    the tensor. Without a reserved region, the peak of a step therefore depends on all earlier allocations. Unused pages
+    take no memory except for the pool's own table, 8 bytes in 256. Call it before the pool grows for another reason.
+
+    Returns:
+        The bytes reserved; 0 if that is impossible or the device is not a CPU.
     """
     if not find_default_device().startswith("CPU"):
         return 0
@@ -39,9 +41,9 @@ def reserve_pool(step_bytes: int | None = None) -> int:
 
 
 def find_free_bytes(device: str, *, margin: float = 0.1) -> int:
-    """Finds how many bytes one more allocation on the device could take, less a margin: a share of them.
+    """Returns the bytes that one more allocation on the device could take, less `margin`, a share of them.
 
-    Raises BudgetError where the device does not report it.
+    Raises BudgetError if the device does not report them.
     """
     if device.startswith("CPU"):
         free = process_memory.find_free_bytes()

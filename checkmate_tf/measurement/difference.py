@@ -1,4 +1,4 @@
-"""Compares a rewritten step with the stock step: the variables and results of one step each, from the same state."""
+"""Compares a rewritten step with the stock step: their variables and results after one step from the same state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,31 +9,31 @@ import tensorflow as tf
 
 # Rounding in another order may cost half of a type's digits.
 _KEPT_DIGITS = 0.5
-# What a stock step differs by from values that differ in their last bit varies from one such step to the next.
+# The difference between two stock steps from values that differ in their last bit varies from one pair to the next.
 _NUDGE_MARGIN = 2.0
-# Of one weight, more so: how near to zero its smallest gradient is decides.
+# That of one weight varies more, because it depends on how close to zero the weight's smallest gradient is.
 _UPDATE_MARGIN = 10.0
-# A gradient that is zero but for rounding differs by all of itself: changes that are smaller than this share of the
-# largest one of their kind are compared with as much.
+# A gradient of zero is nothing but rounding errors, so two of them differ by up to 100 %. A change that is smaller than
+# this share of the largest change of its kind is therefore compared with that share.
 _SMALL_CHANGE = 0.01
 # Kinds of weights: those that stand for themselves, and those of which an optimizer keeps something.
 _WEIGHTS, _UPDATES = "weights", "updates of weights"
 _NUMPY_FLOATS = (tf.float16, tf.float32, tf.float64)
-# Of bfloat16, and less than that of types with fewer bits, in which nothing is added up.
+# The epsilon of bfloat16. That of types with fewer bits is larger, but no sums are computed in them.
 _OTHER_EPSILON = 2.0**-7
 
 
 @dataclass(frozen=True)
 class UpdateDifference:
-    """An update difference says how far the update of one weight is from that of the stock step.
+    """The difference between the first update of a weight and that of the stock step.
 
     An optimizer such as Adam divides a gradient by its size. It makes a full update of a gradient that is zero but for
     rounding, such as that of a bias before a batch normalization, and rounding decides the direction.
 
     Args:
         name: the weight.
-        share: the largest difference of a number's update, over the most that the stock step changes the weight by.
-        stock_share: the same between two stock steps, one of them from variables that differ in their last bit.
+        share: the largest difference, as a share of the largest change of the weight by the stock step.
+        stock_share: the same for two stock steps, one of them from variables that differ in their last bit.
     """
 
     name: str
@@ -48,17 +48,17 @@ class UpdateDifference:
 
 @dataclass(frozen=True)
 class StepDifference:
-    """A step difference says how far a rewritten step ends from where the stock step ends.
+    """The difference between the results of a rewritten step and those of the stock step.
 
-    What an optimizer keeps of a weight's gradients stands for the weight, whose update is compared apart from it.
+    If the optimizer keeps a state for a weight, that state is compared, and the update of the weight apart from it.
 
     Args:
-        share: the largest difference of a variable or a result, over the most that the stock step changes it by.
-        name: the variable or result that it is of; "" where nothing differs.
-        allowed: what rounding, and what the stock step differs by from variables that differ in their last bit, may
-            cause.
-        updates: the weights, of which an optimizer keeps something, whose updates differ by more than rounding in the
-            order of sums may cause; the largest difference first.
+        share: the largest difference of a variable or a result, as a share of the largest change by the stock step.
+        name: that variable or result; "" if none differs.
+        allowed: the share that may come from rounding, or from a difference in the last bit of the stock step's
+            variables.
+        updates: the weights with optimizer state whose updates differ by more than rounding explains in other numbers,
+            the largest difference first.
     """
 
     share: float
@@ -68,17 +68,17 @@ class StepDifference:
 
     @property
     def is_rounding(self) -> bool:
-        """Returns whether no more differs than rounding may cause, but for updates."""
+        """Returns whether rounding may explain the difference, apart from that of updates."""
         return self.share <= self.allowed
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step end is the state in which one step leaves its variables, and its results, in host memory.
+    """Variables and results after one step, in host memory.
 
     Args:
-        changes: the most that the step changes a number of each variable by.
-        after: of each variable; None where the step left it as it was, so that frozen weights take no memory.
+        changes: the largest change of a number in each variable.
+        after: the value of each variable; None if the step did not change it, so that frozen weights take no memory.
     """
 
     names: tuple[str, ...]
@@ -95,7 +95,7 @@ class StepEnd:
         *,
         origin: Sequence[np.ndarray] | None = None,
     ) -> "StepEnd":
-        """Copies where a step ended.
+        """Copies variables and results after a step.
 
         Args:
             before: the values of the variables before the step.
@@ -117,11 +117,11 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class StepShares:
-    """Step shares say how far two steps from the same state end apart, as shares of the changes of the stock step.
+    """Differences between a step and the stock step from the same state, as shares of the stock step's changes.
 
     Args:
-        numbers: of each result, and of each variable but weights of which an optimizer keeps something: share and name.
-        updates: of these weights.
+        numbers: share and name of each result, and of each variable except for weights with optimizer state.
+        updates: share and name of each of these weights.
     """
 
     numbers: tuple[tuple[float, str], ...]
@@ -129,25 +129,24 @@ class StepShares:
 
     @property
     def largest(self) -> tuple[float, str]:
-        """Returns the largest share of a number, and whose it is; "" if nothing differs."""
+        """Returns the largest share of `numbers` and its name, which is "" if nothing differs."""
         share, name = max(self.numbers, default=(0.0, ""))
         return share, name if share else ""
 
 
 @dataclass
 class StockReference:
-    """A stock reference remembers where the stock step ended, for the steps that are compared with it.
+    """Variables and results after the stock step, for comparison with other steps.
 
     Args:
-        nudged: how far the stock step ends from there if its variables differ in their last bit; None if that is
-            unknown.
+        nudged: the differences of a stock step whose variables differed in their last bit; None if there was none.
     """
 
     stock: StepEnd | None = field(default=None, repr=False)
     nudged: StepShares | None = field(default=None, repr=False)
 
     def compare(self, end: StepEnd, dtypes: Iterable[tf.DType]) -> StepDifference | None:
-        """Compares a step that computes in these types with the stock step; None where that did not run."""
+        """Compares a step that computes in these types with the stock step; returns None if that did not run."""
         if self.stock is None:
             return None
         found = compare_ends(end, self.stock)
@@ -163,22 +162,23 @@ class StockReference:
         return StepDifference(*found.largest, max(rounding, _NUDGE_MARGIN * own), tuple(updates))
 
     def note_nudged(self, end: StepEnd) -> None:
-        """Notes where the stock step ends from variables that differ in their last bit."""
+        """Records the end of a stock step from variables that differed in their last bit."""
         assert self.stock is not None
         self.nudged = compare_ends(end, self.stock)
 
 
 def compare_ends(end: StepEnd, stock: StepEnd) -> StepShares:
-    """Finds how far a step ends from the stock step, from the same state.
+    """Returns the differences between a step and the stock step from the same state.
 
-    What an optimizer keeps of a weight's gradients stands for the weight: an optimizer such as Adam makes a full update
-    of a gradient that is zero but for rounding.
+    If the optimizer keeps a state for a weight, that state is compared instead of the weight. The reason is that an
+    optimizer such as Adam makes a full update even if a gradient consists of rounding errors alone.
     """
     kinds = _find_kinds(stock.names, stock.is_trained)
     largest: dict[str, float] = {}
     for kind, change in zip(kinds, stock.changes, strict=True):
         largest[kind] = max(largest.get(kind, 0.0), change)
-    numbers, updates = _compare_results(end, stock), []
+    numbers = _compare_results(end, stock)
+    updates: list[tuple[float, str]] = []
     for number, kind in enumerate(kinds):
         scale = max(stock.changes[number], _SMALL_CHANGE * largest[kind])
         share = _divide(_compare_variable(number, end, stock), scale)
@@ -187,14 +187,14 @@ def compare_ends(end: StepEnd, stock: StepEnd) -> StepShares:
 
 
 def nudge(value: np.ndarray) -> np.ndarray:
-    """Returns the next numbers towards zero; integers, zeros and endless numbers stay."""
+    """Returns the next numbers towards zero; integers, zeros and infinite numbers stay."""
     if not _is_float(value):
         return value
     return np.where(np.isfinite(value), np.nextafter(value, np.zeros_like(value)), value)
 
 
 def _move(value: np.ndarray, old: np.ndarray, origin: np.ndarray) -> np.ndarray:
-    """Moves a value by the way from the old one to another origin, without rounding."""
+    """Returns the value plus the distance from `old` to `origin`, without rounding."""
     if not _is_float(value):
         return value
     moves = np.where(old == origin, 0.0, origin.astype(np.float64) - old.astype(np.float64))
@@ -202,7 +202,7 @@ def _move(value: np.ndarray, old: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
-    """Finds by how much a variable differs, without what is rounded off where a change is added to it."""
+    """Returns the difference of a variable, less the rounding error of adding a change to it."""
     found, expected = end.after[number], stock.after[number]
     if found is None or expected is None:
         return end.changes[number] + stock.changes[number]
@@ -210,7 +210,7 @@ def _compare_variable(number: int, end: StepEnd, stock: StepEnd) -> float:
 
 
 def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
-    """Finds by which share of itself each result differs; the share of the largest of its kind where it is small."""
+    """Returns the relative difference of each result; for a small result, relative to the largest of its kind."""
     largest: dict[str, float] = {}
     for name, value in stock.results:
         kind = name.partition("/")[0]
@@ -223,11 +223,10 @@ def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
 
 
 def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str]:
-    """Finds which variables have changes of one size: weights, and by the names that Keras gives, what an optimizer
-    keeps of each.
+    """Returns the kind of each variable; changes of one kind have a common scale.
 
-    Weights of which an optimizer keeps something are a kind apart from others; other variables are of a kind of their
-    own.
+    The weights are one kind, and so are the optimizer's variables for one purpose, which Keras's names show. Weights for
+    which the optimizer keeps a variable are another kind. Each other variable is a kind of its own.
     """
     weights = {name.replace("/", "_"): number for number, name in enumerate(names) if is_trained[number]}
     kinds = [_WEIGHTS if trained else name for name, trained in zip(names, is_trained, strict=True)]
@@ -244,7 +243,7 @@ def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str]:
 
 
 def _list_results(results: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Lists the numbers that a step returned, by the path to each."""
+    """Lists the numeric results of a step, each with its path."""
     if isinstance(results, Mapping):
         parts = list(results.items())
     elif isinstance(results, (list, tuple)):
@@ -264,12 +263,12 @@ def _is_same(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _find_distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """Finds the largest difference of two numbers; endless where one alone is not a number."""
+    """Returns the largest difference of two numbers in the same place; infinity if only one of them is not a number."""
     if found.shape != expected.shape:
         return float("inf")
     if not found.size or _is_same(found, expected) or not _is_number(found):
         return 0.0
-    is_equal = (found == expected) | ((found != found) & (expected != expected))  # endless ones too
+    is_equal = (found == expected) | ((found != found) & (expected != expected))  # infinite ones, too
     with np.errstate(all="ignore"):
         largest = float(np.where(is_equal, 0.0, np.abs(found.astype(np.float64) - expected.astype(np.float64))).max())
     return float("inf") if np.isnan(largest) else largest
@@ -291,7 +290,7 @@ def _is_float(value: np.ndarray) -> bool:
 
 
 def _find_epsilon(dtype: Any) -> float:
-    """Finds the distance from 1 to the next number of a type; 0 for types that are exact."""
+    """Returns the distance from 1 to the next number of a type; 0 for types without rounding."""
     found = tf.as_dtype(dtype)
     if not found.is_floating:
         return 0.0

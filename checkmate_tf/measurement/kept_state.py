@@ -1,4 +1,4 @@
-"""Puts variables back as they were before a step, each time into the same chunks of the pool."""
+"""Restores the variables that a step changes, always into the same chunks of the pool."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +11,15 @@ from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
 
-# TensorFlow uses arrays in place whose address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
+# TensorFlow uses an array in place, without a copy, if its address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
 _ALIGNMENT = 64
 
 
 def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
-    """Moves variables to chunks of the pool that are about as large as they are.
+    """Moves variables to chunks of the pool that are about as large as the variables.
 
-    Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
-    their size, for as long as they live.
+    A variable that was made beside the temporary tensors of initializers may be in a chunk of nearly twice its size for
+    as long as it lives.
 
     Returns:
         The bytes by which the chunks are larger than the variables.
@@ -34,12 +34,12 @@ def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
 
 @contextmanager
 def keep_state(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    """Puts the variables back as they were, from copies in host memory, which it yields.
+    """Restores the variables after the block, from copies in host memory, which it yields.
 
-    The pool serves a tensor from any free chunk of less than twice its size whole. An assignment also takes new memory
-    before it frees the old, so variables that are assigned again and again lie in ever other chunks, and the same step
-    takes more or less. Here all are freed before the first one is put back, small ones first, as these split the free
-    chunks that would be too large for others: the state lies in the same chunks each time.
+    The pool gives a tensor a whole free chunk if that is less than twice as large as the tensor. An assignment takes
+    new memory before it frees the old. Variables that are assigned repeatedly therefore move to other chunks, and the
+    peak of the same step varies. Here, all variables are freed before the first is restored. Small ones come first,
+    because they split the chunks that would be too large for others. The state is then in the same chunks each time.
     """
     saved = [_copy_unaligned(np.asarray(variable.numpy())) for variable in variables]
     try:
@@ -51,17 +51,18 @@ def keep_state(variables: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _free(variables: Sequence[Any]) -> None:
-    """Frees the memory of variables, which must then be assigned."""
+    """Frees the memory of variables. They must be assigned before they are read."""
     for variable in variables:
         if not isinstance(variable, tf.distribute.DistributedValues):
             _replace(variable, tf.zeros([0], variable.dtype))
 
 
 def _copy_unaligned(array: np.ndarray) -> np.ndarray:
-    """Copies an array to a place where TensorFlow does not use it in place.
+    """Copies an array to an address at which TensorFlow does not use it in place.
 
-    An array that happens to be aligned to 64 bytes becomes the memory of the variable that it is assigned to. That lies
-    outside of the pool until a step changes the variable, and then comes on top of what the step takes.
+    An array that happens to be aligned to 64 bytes becomes the memory of the variable to which it is assigned. That
+    memory is outside of the pool, so a step that changes the variable would allocate it in the pool, and its peak would
+    be higher.
     """
     if array.dtype.hasobject:
         return array

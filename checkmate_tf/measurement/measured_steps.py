@@ -1,4 +1,4 @@
-"""Runs a training step in place, several times, and puts its state back after."""
+"""Runs a training step several times in this process, and restores its variables afterwards."""
 
 import math
 import threading
@@ -22,10 +22,10 @@ from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
 
 _MEASURED_STEPS = 3
-# Where peaks differ from one step to the next, by what runs at the same time, more steps are measured.
+# If peaks differ from step to step, because different operations run at the same time, more steps are measured.
 _MOST_MEASURED_STEPS = 8
-# A peak below this share of the predicted one means that many tensors are too small for the allocator to count. The
-# records know nothing of tensors that take over the memory of others, so that they can tell more than a step takes.
+# If the peak is below this share of the prediction, many tensors are too small for the allocator to count. Otherwise,
+# allocation records are not used: they miss that a tensor takes over the memory of another, and may exceed the peak.
 _MUCH_LESS = 0.8
 
 _planning = threading.RLock()
@@ -33,9 +33,9 @@ _planning = threading.RLock()
 
 @contextmanager
 def plan_alone() -> Iterator[None]:
-    """Keeps other threads of this process from planning within the block: their memory would count in measurements.
+    """Keeps other threads of this process from planning within the block, as their memory would count in measurements.
 
-    TensorFlow's mode is put back, which an interrupt may leave changed.
+    It also restores TensorFlow's mode, which an interrupt may leave changed.
     """
     with _planning, keep_mode():
         yield
@@ -50,23 +50,24 @@ def run_steps(
     budget_bytes: int | None = None,
     on_first: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> StepRun:
-    """Runs several steps and returns the highest peak and the least time of them; variables are put back.
+    """Runs several steps, restores the variables, and returns the highest peak and the shortest time.
 
-    An interrupt ends it between two steps, and never while the variables are put back.
+    An interrupt takes effect between two steps, and never while variables are restored.
 
-    Peaks are by the allocator's statistics; where it keeps none, by the runtime's allocation records. On a CPU the
-    statistics leave out what is small: where they say much less than was predicted, and of loops, whose lists may be of
-    many small tensors, the records count too. The first step does not count: it prepares what the later ones, those of
-    training, find.
+    Peaks come from the allocator's statistics or, if it keeps none, from the runtime's allocation records. On a CPU,
+    the statistics do not count small tensors. The records count, too, if the statistics are far below the prediction,
+    and for steps with loops, whose lists may consist of many small tensors. The first step does not count, because it
+    prepares the function for all later steps of a training.
 
-    Bytes that the steps leave in use count too: constants that TensorFlow computes ahead and keeps, and the part of the
-    chunks in which variables lie that is larger than these.
+    Bytes that steps leave in use count, too. These are constants that TensorFlow computes once and keeps, and the
+    unused parts of the chunks that contain variables.
 
     Args:
-        resident_bytes: of arguments and variables; peaks are what comes on top of these.
-        predicted_bytes: the peak, with what is resident.
-        budget_bytes: a step that takes more ends the measuring; None to run all steps.
-        on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
+        resident_bytes: of arguments and variables. The measured bytes are added to them.
+        predicted_bytes: the predicted peak, including resident bytes.
+        budget_bytes: no further step runs after one that exceeds it; None to run all steps.
+        on_first: called after the first step with the values of the variables before it, in host memory, and with its
+            results.
     """
     most_bytes = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
@@ -90,7 +91,7 @@ def run_steps(
 
 @dataclass(frozen=True)
 class _Runs:
-    """The time of each step, and its peak, where the allocator keeps statistics."""
+    """The time of each step, and its peak if the allocator keeps statistics."""
 
     times_s: tuple[float, ...]
     peaks_bytes: tuple[int, ...]
@@ -102,7 +103,7 @@ def _measure_runs(
     most_bytes: float,
     let_interrupt_through: Callable[[], None],
 ) -> _Runs:
-    """Runs several steps, until one takes more than `most_bytes`."""
+    """Runs several steps, until one exceeds `most_bytes`."""
     device = find_default_device()
     counts = measure_allocator_peak_bytes(lambda: None, device=device) is not None
     peaks: list[int] = []
@@ -118,7 +119,7 @@ def _measure_runs(
 
     batch = _copy_tensors(arguments)
     while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
-        # As in training, each batch has a place of its own, and may come before the last one has gone.
+        # As in training, each batch is at another place in memory, and may be made before the previous one is freed.
         if len(times) % 2:
             batch = []
         batch = _copy_tensors(arguments)
@@ -132,17 +133,16 @@ def _measure_runs(
 
 
 def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:
-    """Returns whether the allocator's peak may lack tensors: on a CPU it counts none below 256
-    KiB.
-    """
+    """Returns whether the allocator's peak may lack tensors. On a CPU, the allocator counts none below 256 KiB."""
     return find_default_device().startswith("CPU") and peak_bytes < _MUCH_LESS * predicted_bytes
 
 
 def record_or_predict(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], predicted_bytes: int
 ) -> int:
-    """Returns the recorded peak, or the predicted one if the function captures a resource that cannot be copied, such
-    as a lookup table.
+    """Returns the recorded peak.
+
+    If the function captures a resource that cannot be copied, such as a lookup table, it returns the predicted peak.
     """
     try:
         return record_peak_bytes(function, arguments)
@@ -151,5 +151,5 @@ def record_or_predict(
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Copies tensors; the handle of a variable stays that of the same one."""
+    """Copies tensors. A copied handle of a variable refers to the same variable."""
     return [tensor if tensor.dtype == tf.resource else tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]

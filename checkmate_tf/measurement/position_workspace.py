@@ -1,4 +1,4 @@
-"""Counts the workspace of a schedule's steps, where an operation within a node writes over an input that dies there."""
+"""Counts the workspace of a schedule's positions, if operations within a node write over inputs that die there."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 def find_position_workspace(training_graph: TrainingGraph, schedule: Schedule) -> np.ndarray:
-    """Finds the workspace of each position, less the part written over inputs that die there, int64 [num_positions]."""
+    """Returns the workspace of each position, less the part in inputs that die there, int64 [num_positions]."""
     graph = training_graph.graph
     intervals = find_retention(graph, schedule)
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
@@ -19,9 +19,9 @@ def find_position_workspace(training_graph: TrainingGraph, schedule: Schedule) -
 
 
 def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Counts the bytes of workspace that are written over inputs which die at each position, [num_positions].
+    """Returns the bytes of workspace that are written over inputs that die at each position, [num_positions].
 
-    Inputs as large as an output that takes over storage are left out: the simulator knows of these.
+    If an output of the same size takes over the storage of an input, the simulator counts that, so it is left out here.
     """
     graph, ops, grouping = training_graph.graph, training_graph.ops, training_graph.grouping
     dying: list[set[TensorId]] = [set() for _ in schedule.order]

@@ -1,8 +1,7 @@
-"""Runs a training step in a process of its own: running out of memory there, or being killed, is an answer.
+"""Runs a training step in a separate process, so that the caller survives if the step runs out of memory.
 
-The step is handed over as a SavedModel, with its variables, so that the process needs none of the caller's code; it
-runs on a batch of zeros. The process starts while the step is still being saved, so that it can remove what was saved
-should this one end first.
+The step is passed as a SavedModel with its variables, so that the process needs none of the caller's code. It runs on a
+batch of zeros. The process starts before the step is saved, so that it can remove the files if the caller ends first.
 """
 
 import json
@@ -27,12 +26,12 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.tf_private import trace
 
-# Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
+# Peaks differ from step to step, as do the operations that run at the same time and the variables' places in the pool.
 _STEPS = 3
 _OUT_OF_MEMORY = "out of memory"
 _MODEL, _RESULT = "model", "result.json"
 _LOOK_S = 0.01
-# An allocator that gives up leaves one of these words behind where the process does not survive it.
+# If the process does not survive a failed allocation, its error output contains one of these.
 _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED", "Out of memory", "MemoryError")
 
 
@@ -45,17 +44,17 @@ def run_step_apart(
     predicted_bytes: int,
     timeout_s: float,
 ) -> ProcessRun:
-    """Runs a step of flat tensors four times in a new process; the first time is not measured.
+    """Runs a step of flat tensors four times in a new process. The first run is not measured.
 
     Args:
         step: a Python function of tensors, or a ConcreteFunction.
         specs: of its arguments, static.
-        variables: Keras's or TensorFlow's, at least all that it reads or writes.
-        resident_bytes: of variables and batch, added to what the allocator counts beside them.
-        predicted_bytes: the peak, with what is resident.
-        timeout_s: after so long the process is ended, and that is the answer.
+        variables: Keras's or TensorFlow's; at least all that the step reads or writes.
+        resident_bytes: of variables and batch. The measured bytes are added to them.
+        predicted_bytes: the predicted peak, including resident bytes.
+        timeout_s: after this time, the process is ended, and the result is a failure.
 
-    Raises UnsupportedModelError where the step cannot be handed over, or fails for another reason than memory.
+    Raises UnsupportedModelError if the step cannot be passed to the process, or fails for a reason other than memory.
     """
     with TemporaryDirectory(prefix="checkmate_tf-") as folder:
         errors = Path(folder, "errors.txt")
@@ -89,7 +88,7 @@ def _read_answer(folder: str, status: int, errors: str, resident_bytes: int) -> 
         return ProcessRun(failure=_OUT_OF_MEMORY)
     if status < 0:
         return ProcessRun(failure=f"killed by {signal.Signals(-status).name}")
-    last = errors.strip().splitlines()[-1:] or ["it says nothing"]
+    last = errors.strip().splitlines()[-1:] or ["the process wrote no error message"]
     raise UnsupportedModelError(
         f"the training step cannot run in a separate process (exit status {status}): {last[0]}; "
         "pass measure=False to predict only"
@@ -100,11 +99,11 @@ def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], f
     module = tf.Module()
     module.step = tf.function(step, autograph=False, input_signature=list(specs))
     concrete = trace(module.step, [])
-    # Captured variables must be found on what is saved.
+    # The saved module must refer to all captured variables.
     module.kept = [*(getattr(variable, "_value", variable) for variable in variables), *concrete.graph.variables]
     unfinished = Path(folder, "unfinished")
     try:
-        # With a signature, for servers, TensorFlow would generate code in a file that stays where a signal comes.
+        # For a signature, which servers use, TensorFlow generates code in a file that would stay after a signal.
         tf.saved_model.save(module, str(unfinished), signatures={})
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise UnsupportedModelError(
@@ -123,7 +122,7 @@ def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
     device = find_default_device()
     try:
         arguments = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
-        step(*arguments)  # traces, compiles, and allocates what is kept for good
+        step(*arguments)  # traces, compiles, and allocates memory that is never freed
         peaks_bytes: list[int] = []
         times_s: list[float] = []
         for _ in range(_STEPS):
@@ -140,9 +139,9 @@ def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the step saved in a folder, and leaves what it took there."""
+    """Runs the step that is saved in a folder, and writes its peak and time there."""
     folder, predicted_bytes = arguments
     Path(folder, _RESULT).write_text(json.dumps(_run(folder, int(predicted_bytes))))
-    # This skips the interpreter's long way out: nothing is left to save.
+    # This skips the slow exit of the interpreter, because nothing is left to save.
     sys.stdout.flush()
     os._exit(0)

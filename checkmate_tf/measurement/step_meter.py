@@ -1,6 +1,6 @@
-"""Notes what each training step takes while Keras trains: `StepMeter`, for the demo, experiments and tests.
+"""Measures each training step while Keras trains: `StepMeter`, for the demo, experiments and tests.
 
-A user's training has `MemoryReport`, which knows of plans and budgets.
+Users have `MemoryReport`, which also reads plans and budgets.
 """
 
 import time
@@ -14,12 +14,10 @@ from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 
 
 class StepMeter(keras.callbacks.Callback):
-    """A step meter notes the time of each training step, and the allocator's peak in it.
-
-    The device must keep statistics of its allocator.
+    """Records the time of each training step, and the peak of the allocator, which must keep statistics.
 
     Args:
-        base_bytes: peaks are what comes on top of these; by default of what is in use when a step begins.
+        base_bytes: bytes that are subtracted from peaks; by default, those in use when a step begins.
     """
 
     def __init__(self, base_bytes: int | None = None) -> None:
@@ -29,12 +27,12 @@ class StepMeter(keras.callbacks.Callback):
         self.peaks_bytes: list[int] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begins to measure."""
+        """Begins the measurement of a step."""
         reset_peak_bytes(find_default_device())
         self._before_bytes = count_bytes_in_use() if self.base_bytes is None else self.base_bytes
         self._began_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes what was measured."""
+        """Records time and peak of the step."""
         self.times_s.append(time.perf_counter() - self._began_s)
         self.peaks_bytes.append(read_peak_bytes(find_default_device()) - self._before_bytes)

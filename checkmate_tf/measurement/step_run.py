@@ -1,4 +1,4 @@
-"""Describes what a training step took when it ran."""
+"""The measured peak and time of a training step."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,14 @@ from checkmate_tf.measurement.difference import StepDifference
 
 @dataclass(frozen=True)
 class StepRun:
-    """A step run says what a step took: its peak, resident bytes included, and its time, None where none was timed.
+    """The peak and the time of a step.
 
-    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident. `difference` says how far a
-    rewritten step ends from the stock step; None where the two were not compared. Where a step `is_compiled`, its peak
-    is that of XLA's buffer assignment, and not of a run.
+    Args:
+        peak_bytes: the peak, including resident bytes.
+        step_s: the time; None if no step was timed.
+        held_bytes: the part of the peak that steps leave in use, besides resident bytes.
+        difference: of a rewritten step from the stock step; None if the two were not compared.
+        is_compiled: the peak is that of XLA's buffer assignment, not of a run.
     """
 
     peak_bytes: int
@@ -23,9 +26,12 @@ class StepRun:
 
 @dataclass(frozen=True)
 class ProcessRun:
-    """This is a step run in a process of its own; `failure` says what ended it, "" where it ended well.
+    """The peak and the time of a step in a separate process.
 
-    `measured_peak_bytes` includes what is resident.
+    Args:
+        measured_peak_bytes: the peak, including resident bytes; None after a failure.
+        step_time_s: the time; None after a failure.
+        failure: the reason why the process ended early; "" after a success.
     """
 
     measured_peak_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""Makes a function of another one's arguments and captured tensors with another body, which a GraphDef gives."""
+"""Builds a function with the arguments and captured tensors of an existing one, and a GraphDef as its body."""
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -6,7 +6,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data, hold_functions
 
-# A function of tf.function(jit_compile=True) has these attributes.
+# TensorFlow sets these attributes on functions of tf.function(jit_compile=True).
 _JIT_COMPILED = "_XlaMustCompile"
 _NOT_INLINED = "_noinline"
 
@@ -19,11 +19,11 @@ def build_function(
     XLA compiles it if it compiles `source`.
 
     Args:
-        graph_def: the body; the placeholders of `source` stand for its arguments and captured tensors.
+        graph_def: the body. The placeholders of `source` represent its arguments and captured tensors.
         outputs: names of the tensors to return, in the order of `source.outputs`.
-        controls: operations that must run though nothing reads them.
+        controls: operations that must run although nothing reads them.
 
-    Raises EmissionError when TensorFlow refuses the body.
+    Raises EmissionError if TensorFlow refuses the body.
     """
     graph = FuncGraph(f"{source.graph.name}_rematerialized")
     body = GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -58,17 +58,17 @@ def build_function(
 
 
 def copy_function(source: ConcreteFunction) -> ConcreteFunction:
-    """Makes the same function once more.
+    """Makes a copy of a function, which can be deleted before its source.
 
-    What TensorFlow computes ahead of a function's first run, such as products of constants, is held for as long as
-    the function lives that was run: the copy may go before its source.
+    TensorFlow computes some values before a function's first run, such as products of constants. It holds them as long
+    as that function lives. If the copy runs, they are freed with the copy.
     """
     attributes = _make_jit_attributes(source)
     return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
 
 
 def is_jit_compiled(function: ConcreteFunction) -> bool:
-    """Returns whether a function is of a `tf.function(jit_compile=True)`."""
+    """Returns whether a function was traced from a `tf.function(jit_compile=True)`."""
     attributes = function.function_def.attr
     return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
 

@@ -1,4 +1,4 @@
-"""Writes a step anew, with loops over chunks of rows in the place of all that is as wide as some of its products."""
+"""Rewrites a step so that loops over chunks of rows replace the operations around its wide products."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from checkmate_tf.tracing.semantics import has_static_shape_value
 
 @dataclass(frozen=True)
 class ChunkedStep:
-    """A chunked step computes regions in chunks of rows.
+    """A step that computes regions in chunks of rows.
 
     Args:
-        function: takes and returns what the traced step does.
-        regions: what it computes in chunks.
-        rows: how many rows each region has, and in a chunk, [num_regions].
+        function: has the arguments and results of the traced step.
+        regions: the parts that it computes in chunks.
+        rows: the number of rows of each region and of each of its chunks, [num_regions].
     """
 
     function: ConcreteFunction
@@ -36,9 +36,9 @@ class ChunkedStep:
 
 
 def find_loss_region(function: ConcreteFunction) -> Region:
-    """Finds the part of the loss that a traced step could compute in chunks of rows.
+    """Returns the part of the loss that a traced step could compute in chunks of rows.
 
-    Raises UnsupportedModelError, with the reason, where nothing can be.
+    Raises UnsupportedModelError, with the reason, if there is none.
     """
     ops, constants = read_step(function)
     try:
@@ -48,9 +48,9 @@ def find_loss_region(function: ConcreteFunction) -> Region:
 
 
 def find_block_regions(function: ConcreteFunction) -> tuple[Region, ...]:
-    """Finds the blocks of a traced step, such as feed-forward ones and attention, that it could compute in chunks.
+    """Returns the blocks of a traced step, such as feed-forward ones and attention, that it could compute in chunks.
 
-    Raises UnsupportedModelError, with the reason of the largest, where there is none.
+    Raises UnsupportedModelError, with the reason for the largest block, if there is none.
     """
     blocks = tuple(find_blocks(*read_step(function)))
     regions = tuple(block.region for block in blocks if block.region is not None)
@@ -61,7 +61,7 @@ def find_block_regions(function: ConcreteFunction) -> tuple[Region, ...]:
 
 
 def read_step(function: ConcreteFunction) -> tuple[OpList, Constants]:
-    """Reads the operations of a traced step, and the values that no data changes."""
+    """Lists the operations of a traced step, and the values that are the same for all data."""
     ops = list_ops(function.graph)
     constants = Constants(function.graph)
     constants.evaluate(tensor for op in ops.ops for tensor in op.inputs)
@@ -69,10 +69,10 @@ def read_step(function: ConcreteFunction) -> tuple[OpList, Constants]:
 
 
 def write_chunks(function: ConcreteFunction, regions: Sequence[Region], most_rows: int) -> ChunkedStep:
-    """Writes a traced step that computes regions in chunks of at most so many rows, counted as tokens.
+    """Writes a traced step that computes regions in chunks of at most `most_rows` rows, counted as tokens.
 
-    The chunks of the region with the most tokens say how many tokens the others' have at most. So the same chunks can
-    be written again from its number alone.
+    The chunks of the region with the most tokens determine the most tokens in a chunk of the other regions. This one
+    number is therefore enough to write the same chunks again.
     """
     widest = choose_rows(find_widest(one.rows for one in regions), most_rows)
     rows = [choose_rows(one.rows, widest.chunk_tokens) for one in regions]
@@ -87,12 +87,12 @@ def write_chunks(function: ConcreteFunction, regions: Sequence[Region], most_row
 
 
 class _Writer:
-    """Writes the operations of a step, and loops in the place of regions.
+    """Writes the operations of a step, and loops instead of its regions.
 
     Attributes:
-        heads: operation in whose place a loop stands -> that pass, and its loop.
+        heads: operation that a loop replaces -> the pass, and its loop.
         loop_of: operation -> the name of the first loop that computes it.
-        results: exit of a pass -> the name of the tensor in its place.
+        results: exit of a pass -> the name of the tensor that replaces it.
     """
 
     def __init__(self, regions: Sequence[Region], rows: Sequence[Rows]):
@@ -113,7 +113,7 @@ class _Writer:
         return [loop for _, loop in self.heads.values()]
 
     def write(self, source: GraphDef) -> GraphDef:
-        """Writes the whole step; `source` has its functions."""
+        """Writes the whole step; `source` contains its functions."""
         graph_def = GraphDef(versions=source.versions, library=source.library)
         for index, op in enumerate(self.ops.ops):
             if index in self.heads:
@@ -130,7 +130,7 @@ class _Writer:
         return graph_def
 
     def is_shape_of_member(self, op: int) -> bool:
-        """Returns whether an operation reads the shape of what only loops compute."""
+        """Returns whether an operation reads the shape of a tensor that only loops compute."""
         reads_member = any(source in self.loop_of for source, _ in self.ops.inputs[op])
         return reads_member and has_static_shape_value(self.ops.ops[op])
 
@@ -145,7 +145,7 @@ class _Writer:
         return definition
 
     def write_loop(self, one: Pass, loop: Loop, loop_def: GraphDef) -> list[NodeDef]:
-        """Writes a loop, which waits for all that one of its operations waited for."""
+        """Writes a loop, which waits for all operations for which its operations waited."""
         awaited = {op for index in one.members for op in self.ops.controls[index] if op not in self.loop_of}
         written = []
         for original in loop_def.node:
@@ -162,7 +162,7 @@ class _Writer:
         return written
 
     def name(self, tensor: TensorId) -> str:
-        """Names a tensor of the step."""
+        """Returns the name of a tensor of the step."""
         op, position = tensor
         if op in self.loop_of:
             return self.results[tensor]
@@ -171,12 +171,12 @@ class _Writer:
         return f"{self.ops.ops[op].name}:{position}"
 
     def name_control(self, op: int) -> str:
-        """Names an operation to wait for."""
+        """Returns the name under which others wait for an operation."""
         return self.loop_of.get(op, self.ops.ops[op].name)
 
 
 def _write_shape(op: tf.Operation) -> list[NodeDef]:
-    """Writes constants in the place of an operation that reads known shapes."""
+    """Writes constants instead of an operation that reads known shapes."""
     written = []
     for position, output in enumerate(op.outputs):
         shape = op.inputs[position].shape

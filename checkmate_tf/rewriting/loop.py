@@ -1,7 +1,7 @@
-"""Writes a pass of a region as a TensorFlow loop, each iteration of which computes it for one chunk of rows.
+"""Writes a pass of a region as a TensorFlow loop. Each iteration computes one chunk of rows.
 
-Results by rows are written to buffers of all rows, and sums over rows are added up from chunk to chunk, so that an
-iteration holds only its own share of what is wide.
+Results by rows are written to buffers of all rows, and sums over rows are added up from chunk to chunk. An iteration
+therefore holds only one chunk of the wide values.
 """
 
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.tracing.semantics import ALIAS_TYPES
 
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
-# Sums over chunks of these are added up in 32 bits.
+# Sums over chunks of these types are added up in 32 bits.
 _SUMMED_IN_32_BITS = (tf.float16, tf.bfloat16)
-# Which rows of a chunk no other chunk took, which ones are in the window, and which ones are both.
+# Masks of the rows of a chunk that no earlier chunk contains, of those in the window, and of those that are both.
 _IS_NEW, _IN_WINDOW, _IS_COUNTED = "is_new:0", "in_window:0", "is_counted:0"
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop is a graph of its own that computes a pass of a region.
+    """A loop that computes a pass of a region, in a graph of its own.
 
     Args:
-        graph: with placeholders for what the region reads.
-        name: of the loop itself.
-        given: placeholder -> the tensor of the step that it stands for.
-        results: exit of the pass -> the name of the tensor in its place.
+        graph: the loop, with placeholders for the tensors that the region reads.
+        name: of the loop's operation.
+        given: placeholder -> the tensor of the step that it represents.
+        results: exit of the pass -> the name of the tensor that replaces it.
     """
 
     graph: FuncGraph
@@ -100,7 +100,7 @@ def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _flatten_rows(tensor: tf.Tensor, before: int, rows: Rows) -> tf.Tensor:
-    """Makes one dimension of all rows, with one before it and one behind; rows outside of a window are zeros."""
+    """Reshapes a tensor to [before, num_rows, width]. Rows outside of a window are zeros."""
     shape, window = tensor.shape.as_list(), rows.window
     if window is not None and before == 1 and rows.is_in_window(shape):
         after = window.length - window.begin - window.size
@@ -122,25 +122,25 @@ def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf
 
 
 def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int], rows: Rows) -> tf.Tensor:
-    """Takes a chunk of rows, from row `start`, in a shape."""
+    """Returns the chunk of rows that begins at row `start`, in the given shape."""
     before, _, width = whole.shape.as_list()
     return tf.reshape(tf.slice(whole, [0, start, 0], [before, rows.chunk_rows, width]), shape)
 
 
 def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Makes what an exit is added to, or its rows are written to, [before, num_chunks, chunk_rows, width]."""
+    """Makes the initial sum of an exit, or a buffer for its rows, [before, num_chunks, chunk_rows, width]."""
     shape, dtype = tensor.shape.as_list(), tensor.dtype
     if layout == SUM:
         dtype = tf.float32 if dtype in _SUMMED_IN_32_BITS else dtype
     else:
         width = prod(rows.cut_shape(shape, layout.before)) // (layout.before * rows.chunk_rows)
         shape = [layout.before, rows.num_chunks, rows.chunk_rows, width]
-    # `tf.zeros` makes a constant of a small one: then the operations would not be those of other sizes.
+    # For a small shape, `tf.zeros` makes a constant, so the operations would depend on the size.
     return tf.fill(shape, tf.zeros([], dtype))
 
 
 def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """Adds what a chunk computed to the sum, or writes it to its place."""
+    """Adds the result of a chunk to the sum, or writes it to its place in the buffer."""
     if layout == SUM:
         return whole + tf.cast(part, whole.dtype)
     before, _, chunk_rows, width = whole.shape.as_list()
@@ -149,7 +149,7 @@ def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Converts the loop's result to the type and shape of the exit, by the same operations for any number of rows."""
+    """Converts the loop's result to the type and shape of the exit. The operations are the same for any size."""
     if layout == SUM:
         return tf.cast(value, tensor.dtype)
     before, _, _, width = value.shape.as_list()
@@ -167,10 +167,10 @@ class _Chunk:
     """Writes the operations of a pass for one chunk of rows.
 
     Attributes:
-        given: tensor from outside and how it is read -> the name by which the operations read it.
+        given: tensor from outside, with its layout -> the name by which the operations read it.
         graph_def: the operations.
-        masks: of rows that some operations read.
-        waits: operation -> another one that it waits for.
+        masks: the names of the masks that some operations read.
+        waits: operation -> another one for which it waits.
     """
 
     def __init__(self, region: Region, one: Pass, rows: Rows):
@@ -190,7 +190,7 @@ class _Chunk:
         return self.region.ops.ops[tensor[0]].outputs[tensor[1]]
 
     def name(self, tensor: TensorId) -> str:
-        """Names a tensor of a member."""
+        """Returns the name of a member's output."""
         return f"{self.region.ops.ops[tensor[0]].name}:{tensor[1]}"
 
     def write(self, index: int) -> None:
@@ -235,10 +235,10 @@ class _Chunk:
         self.graph_def.node.append(definition)
 
     def find_waits(self) -> dict[int, int]:
-        """Maps wide operations to the one before each, where one of the two is a product that TensorFlow fuses with no
-        bias.
+        """Maps wide operations to the wide operation before each, if TensorFlow fuses neither with a bias.
 
-        TensorFlow would begin all products at once whose operands are there, and hold all their results.
+        One of the two must be a product. TensorFlow would otherwise run all products as soon as their operands exist,
+        and hold all their results at once.
         """
         ops = self.region.ops
         biases = {index for index in self.members if ops.ops[index].type == "BiasAdd"}
@@ -254,14 +254,14 @@ class _Chunk:
         }
 
     def touches_wide(self, index: int) -> bool:
-        """Returns whether an operation, and no view, reads or makes as much as the region's product."""
+        """Returns whether an operation other than a view reads or yields a value as large as the region's product."""
         ops = self.region.ops
         made = [(index, position) for position in range(len(ops.sizes_bytes[index]))]
         sizes = {ops.sizes_bytes[op][position] for op, position in (*ops.inputs[index], *made) if op in self.members}
         return ops.ops[index].type not in ALIAS_TYPES and ops.sizes_bytes[self.region.product][0] in sizes
 
     def name_input(self, tensor: TensorId, layout: Layout) -> str:
-        """Names what a member reads; a constant is written beside it."""
+        """Returns the name by which a member reads a tensor. Writes the tensor if it is constant."""
         if tensor[0] in self.members:
             return self.name(tensor)
         value = self.region.constants.get_value(self.get_tensor(tensor)) if layout == SHARED else None
@@ -273,7 +273,7 @@ class _Chunk:
         return f"{self.given.setdefault((tensor, layout), f'given_{len(self.given)}')}:0"
 
     def write_constant(self, name: str, value: Any, dtype: tf.DType) -> str:
-        """Writes a constant; its name."""
+        """Writes a constant, and returns its name."""
         definition = NodeDef(name=name, op="Const")
         definition.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(value, dtype=dtype)))
         definition.attr["dtype"].type = dtype.as_datatype_enum
@@ -289,7 +289,7 @@ class _Chunk:
         self.graph_def.node.append(definition)
 
     def write_mask(self, name: str, source: str, tensor: TensorId, before: int, mask: str) -> str:
-        """Writes zeros in the place of rows that are not in a mask; the name of the result."""
+        """Replaces rows that are not in a mask by zeros, and returns the name of the result."""
         self.masks.add(mask)
         whole = self.get_tensor(tensor)
         shape = self.rows.cut_shape(whole.shape.as_list(), before)

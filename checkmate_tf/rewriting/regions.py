@@ -1,13 +1,13 @@
 """Finds the operations around a product of a step that treat each row independently of the others.
 
-They begin with the product and are all that read or write values as wide as its result: for a language model the
-logits, the loss and its gradient, and metrics; for attention the scores, their softmax and its gradient. Narrow
-operations between two of them belong to them too. Outside them, only narrow values by rows, and sums over all rows, are
-read.
+These operations are the product, and all that read or write values as wide as its result. For a language model, they
+are the logits, the loss and its gradient, and metrics. For attention, they are the scores, their softmax and its
+gradient. Narrow operations between two of them belong to the region, too. Operations outside of the region read only
+narrow values by rows, and sums over all rows.
 
-Where some of them wait for what others make of all rows, as the gradients of a feed-forward block wait for the rest of
-the model, the region is computed in several passes over the rows. A later pass computes again what it needs of the
-wide values of an earlier one.
+If some operations need results of all rows, the region is computed in several passes over the rows. The gradients of a
+feed-forward block, for example, need the rest of the model. A later pass computes the wide values of an earlier pass
+that it needs again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,13 +38,13 @@ _MOST_PASSES = 2
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass is one loop over all rows.
+    """One loop over all rows.
 
     Args:
-        head: the operation in whose place the loop stands, and after which it is named.
-        members: operation -> how its inputs and outputs depend on rows, in topological order.
-        exits: tensors of the members that other operations read, and how they depend on rows.
-        copies: operations that the loop computes for its own members, such as those of masks: the same as for members.
+        head: the operation that the loop replaces, and after which it is named.
+        members: operation -> the layouts of its inputs and outputs, in topological order.
+        exits: tensors of the members that other operations read -> their layouts.
+        copies: operations that the loop repeats for its own members, such as those of masks -> their layouts.
     """
 
     head: int
@@ -55,13 +55,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Region:
-    """A region is a part of a step that can be computed by any number of rows at a time.
+    """A part of a step that can be computed for any number of rows at a time.
 
     Args:
-        product: the operation that makes the widest value.
-        rows: of that value; those of a chunk are not chosen yet.
-        passes: that compute the region, one after the other.
-        constants: the values of inputs that no data changes.
+        product: the operation that yields the widest value.
+        rows: the rows of that value. The rows of a chunk are not chosen yet.
+        passes: the loops that compute the region, one after the other.
+        constants: the values of inputs that are the same for all data.
     """
 
     ops: OpList
@@ -72,23 +72,23 @@ class Region:
 
     @property
     def members(self) -> dict[int, Placement]:
-        """Maps the operations of all passes to how their inputs and outputs depend on rows."""
+        """Maps the operations of all passes to the layouts of their inputs and outputs."""
         return {index: placement for one in self.passes for index, placement in one.members.items()}
 
     @property
     def exits(self) -> dict[TensorId, Layout]:
-        """Maps the tensors that leave any pass to how they depend on rows."""
+        """Maps the tensors that operations outside of a pass read to their layouts."""
         return {tensor: layout for one in self.passes for tensor, layout in one.exits.items()}
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block is a product that makes wider rows of its input's.
+    """A product whose rows are wider than those of its input.
 
     Args:
         product: the operation.
-        region: what can be computed in chunks with it; None where nothing can be.
-        reason: for which there is none, in words.
+        region: the operations that can be computed in chunks with it; None if there are none.
+        reason: the reason why there are none, in words.
     """
 
     product: int
@@ -97,7 +97,7 @@ class Block:
 
 
 def find_region(ops: OpList, constants: Constants) -> Region:
-    """Finds the region of a step's widest product by tokens. Raises NotByRows with the reason where there is none."""
+    """Returns the region of a step's widest product by tokens. Raises NotByRows, with the reason, if there is none."""
     reason = NotByRows("the step has no product of known shape that makes more of each row")
     sizes = {one: size for one, size in _measure_products(ops).items() if not _list_other_rows(ops.ops[one])}
     widest = max((width for width, _ in sizes.values()), default=0)
@@ -110,9 +110,9 @@ def find_region(ops: OpList, constants: Constants) -> Region:
 
 
 def find_blocks(ops: OpList, constants: Constants) -> Iterator[Block]:
-    """Finds the products that make wider rows of their input's, such as those of feed-forward blocks and attention.
+    """Lists the products with wider rows than their input, such as those of feed-forward blocks and attention.
 
-    No operation belongs to the regions of two of them; those with the largest values come first.
+    No operation belongs to two of their regions. Products with the largest results come first.
     """
     taken: set[int] = set()
     for product, (width, _) in _measure_products(ops).items():
@@ -129,11 +129,11 @@ def find_blocks(ops: OpList, constants: Constants) -> Iterator[Block]:
 
 
 def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
-    """Finds the region of one product. Raises NotByRows with the reason where there is none.
+    """Returns the region of one product. Raises NotByRows, with the reason, if there is none.
 
-    Tokens are the rows of a product with a matrix. Those of a product of two batches, such as the scores of attention,
-    are those of one of its operands: each row has the same query of all entries. Where these depend on each other, the
-    entries of the batch are the rows.
+    The rows of a product with a matrix are tokens. The rows of a product of two batches, such as the scores of
+    attention, are the rows of one of its operands: each row contains the same query of all entries. If these rows
+    depend on each other, the entries of the batch are the rows.
     """
     choices = _list_other_rows(ops.ops[product])
     if not choices:
@@ -149,12 +149,12 @@ def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
             choices.insert(0, (replace(rows, num_rows=error.num_rows), before * rows.num_rows // error.num_rows))
         except NotByRows as error:
             failed.append((len(finder.members), error))
-    # The choice that went farthest is the one that was meant.
+    # The choice with the most operations placed is the most likely one, so its reason is raised.
     raise max(failed, key=lambda one: one[0])[1]
 
 
 def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
-    """Finds the region of a product whose rows are all but its last axis."""
+    """Returns the region of a product whose rows are all its axes but the last."""
     width, elements = _measure_products(ops)[product]
     rows = Rows(elements // width, 1)
     try:
@@ -164,7 +164,10 @@ def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
 
 
 def _list_other_rows(product: tf.Operation) -> list[tuple[Rows, int]]:
-    """Lists the rows that a product may have, and how often they follow each other; none for one by tokens."""
+    """Lists the possible rows of a product, each with the number of times that they follow each other in the result.
+
+    The list is empty for a product whose rows are tokens.
+    """
     try:
         first, second, result = find_terms(product)
     except (NotByRows, ValueError):
@@ -183,7 +186,7 @@ def _list_other_rows(product: tf.Operation) -> list[tuple[Rows, int]]:
 
 
 def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
-    """Maps the products of the forward pass to width and elements of their results, the largest result first."""
+    """Maps the products of the forward pass to the width and the elements of their results, the largest first."""
     sizes: dict[int, tuple[int, int]] = {}
     for index, op in enumerate(ops.ops):
         if op.type not in PRODUCT_TYPES or is_in_gradient(op) or not op.outputs[0].shape.is_fully_defined():
@@ -195,7 +198,7 @@ def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
 
 
 def _find_input_width(ops: OpList, product: int) -> int:
-    """Finds how many elements of its first operand a product takes for each row."""
+    """Returns the number of elements of a product's first operand for each row."""
     op = ops.ops[product]
     _, elements = op.outputs[0].shape[-1], op.outputs[0].shape.num_elements()
     num_rows = elements // op.outputs[0].shape[-1]
@@ -203,7 +206,7 @@ def _find_input_width(ops: OpList, product: int) -> int:
 
 
 class _Finder:
-    """A finder grows a region from a product until nothing wide is left outside."""
+    """Grows a region from a product, until no operation outside of it reads or yields wide values."""
 
     def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows, before: int = 1):
         self.ops = ops
@@ -213,13 +216,13 @@ class _Finder:
         self.rows = rows
         self.consumers = ops.map_consumers()
         self.members: dict[int, Placement] = {}
-        # Wide tensors by rows, as the first member that reads them, or follows, needs them.
+        # Wide tensors by rows -> the layout that their first reader among the members needs.
         self.wanted: dict[TensorId, Layout] = {(product, 0): Layout("rows", before)}
         self.left_out: set[int] = set()
         self.returned = set(ops.outputs)
 
     def find(self) -> Region:
-        """Returns the region. Raises NotByRows where an operation of it does not keep rows apart."""
+        """Returns the region. Raises NotByRows if an operation of the region does not keep rows apart."""
         waiting = [self.product]
         while waiting:
             for index in waiting:
@@ -231,7 +234,7 @@ class _Finder:
         return Region(self.ops, self.product, self.rows, tuple(self.list_passes()), self.constants)
 
     def add(self, first: int) -> None:
-        """Adds an operation, all that reads what it makes of rows, and what makes the wide values that it reads."""
+        """Adds an operation, the readers of its wide results by rows, and the operations that yield its wide inputs."""
         waiting = [(first, True)]
         while waiting:
             index, is_needed = waiting.pop()
@@ -253,13 +256,13 @@ class _Finder:
             for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
                 if layout.is_rows and self.is_wide(tensor):
                     self.wanted.setdefault(tensor, layout)
-                    # Whatever stays outside is there as a whole anyway.
+                    # A reader may stay outside, because the tensor exists as a whole in that case.
                     waiting += [(reader, False) for reader in self.list_readers(tensor)]
                     if self.ops.ops[tensor[0]].type not in SOURCE_TYPES:
                         waiting.append((tensor[0], False))
 
     def find_copies(self, members: Mapping[int, Placement]) -> dict[int, Placement]:
-        """Finds forward operations that make what members read by rows of much less, as those of a causal mask do."""
+        """Returns forward operations that compute inputs of members, such as a mask, from much smaller tensors."""
         copies: dict[int, Placement] = {}
         for index, placement in members.items():
             for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
@@ -268,7 +271,7 @@ class _Finder:
         return dict(sorted(copies.items()))
 
     def copy(self, tensor: TensorId, layout: Layout, known: Mapping[int, Placement]) -> dict[int, Placement] | None:
-        """Finds the operations that make a tensor by rows of at most half its bytes; None where there are none."""
+        """Returns the operations that compute a tensor by rows from at most half its bytes; None if there are none."""
         left_bytes = self.count_bytes(tensor) / 2
         copies: dict[int, Placement] = {}
         waiting = [(tensor, layout)]
@@ -291,7 +294,7 @@ class _Finder:
         return copies or None
 
     def place_copy(self, index: int, position: int, layout: Layout) -> Placement | None:
-        """Places an operation that each chunk may compute for itself; None for any other."""
+        """Returns the layouts of an operation that each chunk may compute for itself; None for any other."""
         op = self.ops.ops[index]
         if op.type not in CHEAP_TYPES or self.ops.is_backward[index] or self.ops.controls[index]:
             return None
@@ -301,11 +304,11 @@ class _Finder:
             return None
 
     def count_bytes(self, tensor: TensorId) -> int:
-        """Counts the bytes of a tensor of known shape."""
+        """Returns the bytes of a tensor; 0 if its shape is unknown."""
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def place(self, index: int, follows: Mapping[TensorId, Layout] | None = None) -> Placement:
-        """Finds the layouts of an operation's inputs and outputs by those that are known so far, and in `follows`."""
+        """Returns the layouts of an operation's inputs and outputs, from those known so far and those in `follows`."""
         tensors = self.ops.inputs[index]
         inputs = tuple(self.ops.ops[op].outputs[position] for op, position in tensors)
         op = self.ops.ops[index]
@@ -322,7 +325,7 @@ class _Finder:
         return place(Operands(op, inputs, layouts, results, values, self.rows))
 
     def list_made(self, tensors: Iterable[TensorId]) -> dict[TensorId, Layout]:
-        """Lists the layouts of those tensors that members make."""
+        """Maps those tensors that members yield to their layouts."""
         return {(op, position): self.members[op].outputs[position] for op, position in tensors if op in self.members}
 
     def is_wide(self, tensor: TensorId) -> bool:
@@ -330,7 +333,7 @@ class _Finder:
         return self.count_width(tensor) == self.width
 
     def count_width(self, tensor: TensorId) -> float:
-        """Counts the elements of a tensor for each row."""
+        """Returns the number of elements of a tensor for each row."""
         shape = self.ops.ops[tensor[0]].outputs[tensor[1]].shape
         elements, window = shape.num_elements() or 0, self.rows.window
         in_window = window is not None and elements == window.num_rows * self.width
@@ -347,9 +350,9 @@ class _Finder:
         return {source for source, _ in self.ops.inputs[index]}.union(self.ops.controls[index])
 
     def list_between(self) -> list[int]:
-        """Lists the narrow operations by rows outside that depend on members, and that members depend on.
+        """Lists the narrow operations by rows that are between members: they depend on members, and members on them.
 
-        They read of members alone, or of what depends on none: others wait for what is made of all rows.
+        An operation that also reads a result of all rows is not listed, because members must then wait for that result.
         """
         num_ops = len(self.ops.ops)
         waits, follows = [False] * num_ops, [False] * num_ops
@@ -372,7 +375,7 @@ class _Finder:
         return [index for index in range(num_ops) if follows[index] and leads[index]]
 
     def place_narrow(self, index: int, follows: Mapping[TensorId, Layout]) -> Placement | None:
-        """Places an operation that makes narrow values of each row; None for any other."""
+        """Returns the layouts of an operation with narrow results by rows; None for any other."""
         try:
             placement = self.place(index, follows)
         except NotByRows:
@@ -384,7 +387,7 @@ class _Finder:
         return placement if is_narrow else None
 
     def list_passes(self) -> Iterator[Pass]:
-        """Lists the passes over the rows. Raises NotByRows where there are too many, or where wide values leave one."""
+        """Lists the passes over the rows. Raises NotByRows if there are too many, or if wide values leave a pass."""
         numbers = self.number_passes()
         if max(numbers.values()) >= _MOST_PASSES:
             raise NotByRows(f"{self.ops.ops[self.product].name} would be computed {max(numbers.values()) + 1} times")
@@ -407,7 +410,7 @@ class _Finder:
             known.update(exits)
 
     def number_passes(self) -> dict[int, int]:
-        """Maps each member to the first pass that can compute it: the one after all that it waits for."""
+        """Maps each member to the first pass that can compute it: the one after all results for which it waits."""
         numbers: dict[int, int] = {}
         waits = [0] * len(self.ops.ops)
         for index in range(len(self.ops.ops)):
@@ -425,7 +428,7 @@ class _Finder:
         return numbers
 
     def list_exits(self, own: list[int], numbers: dict[int, int]) -> Iterator[tuple[TensorId, Layout]]:
-        """Lists what is read outside of a pass. Raises NotByRows where that is wide."""
+        """Lists the tensors that are read outside of a pass. Raises NotByRows if one of them is wide."""
         for index in own:
             for position, layout in enumerate(self.members[index].outputs):
                 tensor, readers = (index, position), list(self.list_readers((index, position)))

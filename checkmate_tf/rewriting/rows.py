@@ -1,4 +1,4 @@
-"""Describes tensors of which some dimensions, flattened, are the rows that a loop takes in chunks."""
+"""Describes tensors of which some dimensions, flattened, are the rows that a loop processes in chunks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout says how a tensor depends on rows.
+    """The dependence of a tensor on rows.
 
     Args:
-        kind: "rows" for a tensor that has a part for each row, which depends on the same row of other tensors alone;
-            "shared" for one that is the same for all rows; "sum" for a sum over all rows; "parts" for such sums of
-            parts of the rows, those of each entry of a batch, in the leading dimensions, of which only their sum is
-            read.
-        before: how often all rows follow each other in a tensor: 1 where its first dimensions are the rows, and
+        kind: "rows" for a tensor with a part for each row, which depends only on the same row of other tensors;
+            "shared" for a tensor that is the same for all rows; "sum" for a sum over all rows; "parts" for a sum over
+            the rows of each entry of a batch, with the entries in the leading dimensions, if only their total is read.
+        before: the number of times that all rows follow each other in a tensor: 1 if its first dimensions are the rows,
             `batch` in [batch, rows, width] and in [batch * rows, width].
     """
 
@@ -33,12 +32,12 @@ SHARED, SUM, PARTS = Layout("shared"), Layout("sum"), Layout("parts")
 
 @dataclass(frozen=True)
 class Span:
-    """A span says which dimensions of a tensor are the rows.
+    """The dimensions of a tensor that are rows.
 
     Args:
-        axis: the first.
-        number: how many.
-        repeats: how often all rows follow each other in the first of them.
+        axis: the first dimension.
+        number: the number of dimensions.
+        repeats: the number of times that all rows follow each other in the first dimension.
     """
 
     axis: int
@@ -47,19 +46,19 @@ class Span:
 
     @property
     def axes(self) -> slice:
-        """Returns the dimensions."""
+        """Returns the dimensions as a slice."""
         return slice(self.axis, self.axis + self.number)
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window is the same part of the rows of each entry of a batch, such as all tokens but the last.
+    """The same part of the rows of each entry of a batch, such as all tokens but the last.
 
     Args:
-        num_entries: of the batch.
-        length: rows of an entry.
+        num_entries: the entries of the batch.
+        length: the rows of an entry.
         begin: the first row of an entry that is in the window.
-        size: how many are.
+        size: the number of rows of an entry that are in the window.
     """
 
     num_entries: int
@@ -69,25 +68,25 @@ class Window:
 
     @property
     def num_rows(self) -> int:
-        """Counts the rows within the window."""
+        """Returns the number of rows within the window."""
         return self.num_entries * self.size
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows say how many there are, and how many of them one chunk takes.
+    """The number of rows, and the number of rows in a chunk.
 
-    In a chunk, a tensor of shape [batch, length, width] has the shape [1, chunk_rows, width] where tokens are the rows,
-    and [batch, chunk_rows, width] where each row has the same token of all entries; [batch * length, width] has the
-    shape [batch * chunk_rows, width] there. A tensor of the rows within a window has the same shape: the rows outside
-    of the window are made up.
+    In a chunk, a tensor of shape [batch, length, width] has the shape [1, chunk_rows, width] if tokens are the rows. If
+    each row contains the same token of all entries, it has the shape [batch, chunk_rows, width], and a tensor of shape
+    [batch * length, width] has the shape [batch * chunk_rows, width]. A tensor of the rows within a window has the same
+    shape. Its rows outside of the window are made up.
 
     Args:
-        num_rows: of the whole tensors.
-        chunk_rows: of each chunk; where it does not divide the rows, the last chunk begins with rows that the one
-            before it took, too.
-        window: the rows of some tensors; None where all tensors have all rows.
-        tokens_per_row: how many a row has; 1 where tokens are the rows.
+        num_rows: the rows of the whole tensors.
+        chunk_rows: the rows of each chunk. If it does not divide `num_rows`, the last chunk begins with rows that the
+            previous chunk contains, too.
+        window: the rows of some tensors; None if all tensors have all rows.
+        tokens_per_row: the tokens of a row; 1 if tokens are the rows.
     """
 
     num_rows: int
@@ -97,26 +96,26 @@ class Rows:
 
     @property
     def num_chunks(self) -> int:
-        """Counts the chunks."""
+        """Returns the number of chunks."""
         return -(-self.num_rows // self.chunk_rows)
 
     @property
     def overlaps(self) -> bool:
-        """Returns whether the last chunk takes rows again that another one took."""
+        """Returns whether the last chunk contains rows of the previous one."""
         return self.num_rows % self.chunk_rows > 0
 
     @property
     def num_tokens(self) -> int:
-        """Counts the tokens of all rows."""
+        """Returns the number of tokens in all rows."""
         return self.num_rows * self.tokens_per_row
 
     @property
     def chunk_tokens(self) -> int:
-        """Counts the tokens of a chunk."""
+        """Returns the number of tokens in a chunk."""
         return self.chunk_rows * self.tokens_per_row
 
     def find_span(self, shape: Sequence[int], before: int = 1) -> Span | None:
-        """Finds the dimensions that are the rows, where these follow each other so often; None for other shapes."""
+        """Returns the dimensions that are rows, if all rows follow each other `before` times; None for other shapes."""
         count = 1
         for axis, size in enumerate(shape):
             if count == before:
@@ -131,11 +130,11 @@ class Rows:
         return None
 
     def is_in_window(self, shape: Sequence[int]) -> bool:
-        """Returns whether a shape begins with the rows of the window alone."""
+        """Returns whether the first dimensions of a shape are the rows of the window alone."""
         return self.find_span(shape) is not None and _count_dimensions(shape, self.num_rows) is None
 
     def cut_shape(self, shape: Sequence[int], before: int = 1) -> list[int]:
-        """Returns the shape that a tensor has in a chunk, whose rows follow each other so often."""
+        """Returns the shape of a tensor in a chunk, if all rows follow each other `before` times in the tensor."""
         span = self.find_span(shape, before)
         assert span is not None
         own = [*[1] * (span.number - 1), span.repeats * self.chunk_rows]
@@ -151,14 +150,14 @@ def _count_dimensions(shape: Sequence[int], num_rows: int) -> int | None:
 
 
 def find_widest(rows: Iterable[Rows]) -> Rows:
-    """Finds the rows with the most tokens; among equals, those with the fewest in each row."""
+    """Returns the rows with the most tokens; among equals, those with the fewest tokens in each row."""
     return max(rows, key=lambda one: (one.num_tokens, one.num_rows))
 
 
 def choose_rows(rows: Rows, most_tokens: int) -> Rows:
-    """Chooses chunks of equal size with at most so many tokens: a few chunks more, where their size then divides them.
+    """Chooses chunks of equal size with at most `most_tokens` tokens, but at least one row.
 
-    A chunk has at least one row.
+    It chooses up to a quarter more chunks than necessary if their size then divides the rows.
     """
     most_rows = max(most_tokens // rows.tokens_per_row, 1)
     least = -(-rows.num_rows // min(most_rows, rows.num_rows))

@@ -1,8 +1,7 @@
-"""Says of each kind of operation whether it treats the rows of its inputs independently, or sums over them.
+"""Rules for types of operations that treat the rows of their inputs independently, or sum over them.
 
-A rule reads an operation and the layouts of those of its inputs and outputs that are known, and returns the layouts of
-all. An operation without a rule, or of other layouts, stays whole: the rule raises NotByRows, with the
-reason in words.
+A rule reads an operation and the known layouts of its inputs and outputs, and returns the layouts of all of them. An
+operation without a rule, or with other layouts, stays whole: `place` raises NotByRows, with the reason in words.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ _WITHOUT_REDUCED_AXES = frozenset({"ArgMax", "ArgMin"})
 _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}) | _WITHOUT_REDUCED_AXES
 _RESHAPES = frozenset({"ExpandDims", "Reshape", "Squeeze"})
 _FILLS = frozenset({"BroadcastTo", "Fill"})
-# Operations that are cheaper to compute again than to keep what they make.
+# It is cheaper to repeat these operations than to keep their results.
 CHEAP_TYPES = _ELEMENTWISE | _RESHAPES | _FILLS | {"StridedSlice", "Transpose"}
 # Rows in the leading dimensions.
 _FIRST = Layout("rows")
@@ -47,7 +46,7 @@ class NotByRows(Exception):
 
 
 class FewerRows(NotByRows):
-    """An operation repeats an operand for all but the last dimensions of the rows: these alone may be rows."""
+    """An operation repeats an operand for all but the last dimensions of the rows, so only the last can be rows."""
 
     def __init__(self, message: str, num_rows: int):
         super().__init__(message)
@@ -55,7 +54,7 @@ class FewerRows(NotByRows):
 
 
 class OtherWindow(NotByRows):
-    """An operation takes a window of rows that is not known yet."""
+    """An operation reads a window of rows that is not known yet."""
 
     def __init__(self, message: str, window: Window):
         super().__init__(message)
@@ -64,14 +63,13 @@ class OtherWindow(NotByRows):
 
 @dataclass(frozen=True)
 class Placement:
-    """A placement says how each input and output of an operation depends on rows.
+    """The layouts of an operation's inputs and outputs.
 
     Args:
-        cut_shape: the operation only gives the elements of its first input another shape, that of the output in a
-            chunk.
-        cut_input: the input that is the shape of the output, which has to be that in a chunk; None where there is none.
-        windowed_input: the input whose rows within the window are the output, with zeros outside of it; None where
-            there is none.
+        cut_shape: the operation only reshapes its first input, in a chunk to the shape of a chunk's output.
+        cut_input: the input that contains the output's shape, in a chunk that of a chunk's output; None if there is
+            none.
+        windowed_input: the input that is written into the window of an output of zeros; None if there is none.
     """
 
     inputs: tuple[Layout, ...]
@@ -83,13 +81,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands are what a rule knows of one operation.
+    """One operation, with the facts that its rule reads.
 
     Args:
         layouts: of the inputs that are known to be by rows or sums; None for the others, [num_inputs].
-        results: of the outputs that others are known to read by rows; None for the others, [num_outputs].
-        values: of the inputs that no data changes, such as axes; None for the others, [num_inputs].
-        rows: what counts as rows.
+        results: layouts of the outputs that others are known to read by rows; None for the others, [num_outputs].
+        values: of the inputs that are the same for all data, such as axes; None for the others, [num_inputs].
+        rows: the rows of the region.
     """
 
     op: tf.Operation
@@ -111,24 +109,24 @@ class Operands:
         return self.op.outputs[0].shape.as_list()
 
     def get_rows(self, position: int) -> Layout | None:
-        """Returns the layout of an input by rows; None where it is not known to be that."""
+        """Returns the layout of an input that is known to be by rows; None for any other input."""
         layout = self.layouts[position]
         return layout if layout is not None and layout.is_rows else None
 
     @property
     def result(self) -> Layout | None:
-        """Returns the layout of the outputs by rows; None where it is not known."""
+        """Returns the layout of the outputs by rows; None if it is unknown."""
         return next((layout for layout in self.results if layout is not None and layout.is_rows), None)
 
     def find_rows(self) -> Layout:
-        """Finds the layout by rows that the first input and outputs have in common. Raises NotByRows without one."""
+        """Returns the layout by rows that the first input and the outputs share. Raises NotByRows if there is none."""
         layout = self.get_rows(0) or self.result
         if layout is None:
             raise NotByRows(f"{self.name} has no rows")
         return layout
 
     def find_span(self, shape: Sequence[int], layout: Layout) -> Span:
-        """Finds the dimensions of a tensor that are rows. Raises NotByRows for a shape without."""
+        """Returns the dimensions of a tensor that are rows. Raises NotByRows if there are none."""
         span = self.rows.find_span(shape, layout.before)
         if span is None:
             raise NotByRows(f"{self.name} takes rows apart in the shape {list(shape)}")
@@ -136,14 +134,14 @@ class Operands:
 
 
 def lay(shape: Sequence[int], span: Span) -> Layout:
-    """Describes a tensor whose dimensions of a span are the rows."""
+    """Returns the layout of a tensor of which the dimensions in a span are the rows."""
     return Layout("rows", prod(shape[: span.axis]) * span.repeats)
 
 
 def place(operands: Operands) -> Placement:
-    """Finds the layouts of an operation's inputs and outputs. Raises NotByRows where it does not keep rows apart.
+    """Returns the layouts of an operation's inputs and outputs. Raises NotByRows if it does not keep rows apart.
 
-    A sum over all rows can be read as any tensor from outside, once it is complete.
+    Once a sum over all rows is complete, operations read it like any tensor from outside.
     """
     rule = _RULES.get(operands.op.type)
     if rule is None:
@@ -156,7 +154,7 @@ def place(operands: Operands) -> Placement:
 
 
 def _find_broadcast_span(operands: Operands) -> Span:
-    """Finds the rows in what inputs are broadcast to."""
+    """Returns the dimensions that are rows in the shape to which inputs are broadcast."""
     shape = operands.output_shape
     for position in range(len(operands.inputs)):
         layout = operands.get_rows(position)
@@ -169,7 +167,7 @@ def _find_broadcast_span(operands: Operands) -> Span:
 
 
 def _align(operands: Operands, position: int, span: Span) -> Layout:
-    """Finds the layout of an input that is broadcast to the output, of which some dimensions are rows."""
+    """Returns the layout of an input that is broadcast to the output, of which the dimensions in a span are rows."""
     shape, own = operands.output_shape, operands.get_shape(position)
     padded = [1] * (len(shape) - len(own)) + own
     needed, found = shape[span.axes], padded[span.axes]
@@ -192,12 +190,12 @@ def _place_elementwise(operands: Operands) -> Placement:
 
 def _place_bitcast(operands: Operands) -> Placement:
     if operands.get_shape(0) != operands.output_shape:
-        raise NotByRows(f"{operands.op.name} changes the shape of what it reads")
+        raise NotByRows(f"{operands.op.name} changes the shape of its input")
     return _place_elementwise(operands)
 
 
 def _check_last_axis(operands: Operands, rows: Layout) -> None:
-    """Raises NotByRows where the last axis of the first input is of the rows."""
+    """Raises NotByRows if the last axis of the first input is one of the rows."""
     shape = operands.get_shape(0)
     if operands.find_span(shape, rows).axes.stop == len(shape):
         raise NotByRows(f"{operands.name} runs over the rows")
@@ -376,7 +374,7 @@ def _place_product(operands: Operands) -> Placement:
     wide = "".join(label for label in labels if sizes[label] > 1) or labels[-1]
 
     def lay_term(term: str, shape: Sequence[int]) -> Layout:
-        """Describes a tensor by the letters of its axes; those of rows that are of size 1 may be missing."""
+        """Returns the layout of a tensor from the letters of its axes. Those of rows of size 1 may be missing."""
         for own in (labels, wide):
             axis = term.find(own)
             others = term[:axis] + term[axis + len(own) :]
@@ -397,14 +395,14 @@ def _place_product(operands: Operands) -> Placement:
 
 
 def find_terms(op: tf.Operation) -> list[str]:
-    """Finds a letter for each axis of a product's operands and, last, of its result, as in an equation of `einsum`.
+    """Returns a letter for each axis of a product's operands and of its result, which is last, as in `einsum`.
 
     Raises NotByRows for an equation that does not name all axes.
     """
     if op.type == "Einsum":
         sources, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
         if not result or "." in sources:
-            raise NotByRows(f"{op.name} has the equation {sources}, which names no axes")
+            raise NotByRows(f"{op.name} has the equation {sources}, which does not name all axes")
         return [*sources.split(","), result]
     names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     shape = op.outputs[0].shape.as_list()

@@ -75,7 +75,7 @@ def pareto(
 
     Example:
 
-    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(4)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
     >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False}

@@ -1,5 +1,4 @@
-"""A user's training calls `rematerialize`, `restore` and `rewrite_function` here; this room has them and the step that
-they install.
+"""Contains `rematerialize`, `restore` and `rewrite_function`, which users call, and the step that they install.
 
-Wires all other rooms together. Start reading at `rematerialize.rematerialize`.
+Uses the rooms from `tracing` to `planning`. Start reading at `rematerialize.rematerialize`.
 """

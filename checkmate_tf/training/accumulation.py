@@ -1,4 +1,4 @@
-"""Makes optimizers that accumulate gradients over several steps, as Keras does, from one that does otherwise."""
+"""Makes an optimizer that accumulates gradients over several steps, as Keras does, from an existing optimizer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from checkmate_tf.training.replicas import get_scope
 
 
 def count_accumulated(optimizer: keras.Optimizer) -> int:
-    """Counts the steps whose gradients make one update."""
+    """Returns the number of steps whose gradients make one update."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return count_accumulated(optimizer.inner_optimizer)
     return optimizer.gradient_accumulation_steps or 1
 
 
 def make_accumulating(optimizer: keras.Optimizer, num_steps: int) -> keras.Optimizer:
-    """Makes an optimizer of the same settings that updates once in so many steps, with no state yet.
+    """Returns an optimizer with the same settings that updates once in `num_steps` steps. It has no state yet.
 
-    Raises UnsupportedModelError where the optimizer cannot be made from its own configuration.
+    Raises UnsupportedModelError if the optimizer cannot be made from its own configuration.
     """
     config = optimizer.get_config()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -36,7 +36,7 @@ def make_accumulating(optimizer: keras.Optimizer, num_steps: int) -> keras.Optim
 
 
 def take_optimizer(model: keras.Model, optimizer: keras.Optimizer) -> None:
-    """Makes a model train with a copy of its optimizer, which continues from that one's state."""
+    """Makes a model train with `optimizer`, which continues from the state of the model's present optimizer."""
     before = model.optimizer
     with get_scope(model):
         optimizer.build(model.trainable_variables)
@@ -51,9 +51,9 @@ def take_optimizer(model: keras.Model, optimizer: keras.Optimizer) -> None:
 
 @contextmanager
 def try_optimizer(model: keras.Model, optimizer: keras.Optimizer) -> Iterator[None]:
-    """Lets the model have another optimizer for as long as the block lasts.
+    """Replaces the model's optimizer within the block.
 
-    Its own one is not built meanwhile, so that the states of both need not lie in memory.
+    The model's own optimizer is not built meanwhile, so the states of both are never in memory at once.
     """
     before = model.optimizer
     model.optimizer = optimizer

@@ -1,8 +1,8 @@
-"""Finds which batches of other dtypes a planned step trains on with the same numbers.
+"""Finds batches of other dtypes on which a planned step trains with the same numbers.
 
-Keras converts what a step reads: a functional model its inputs to the dtypes of its `Input`s, other models floats to
-the dtype they compute in, and losses their targets and weights. A batch that is converted before the step instead, to
-what was planned, gives the same numbers.
+Keras converts the tensors of a batch. A functional model converts its inputs to the dtypes of its `Input`s, other
+models convert floats to the dtype in which they compute, and losses convert their targets and weights. If a batch is
+converted to the planned dtypes before the step instead, the numbers are the same.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ _INTEGERS = (tf.int32, tf.int64)
 
 
 def convert_dtypes(model: keras.Model, given: BatchSpec, planned: BatchSpec) -> BatchSpec | None:
-    """Returns a spec with the dtypes of one that was planned, of any sizes, if a batch trains so as it would by itself.
+    """Returns the given spec with the planned dtypes, if batches converted to them train with the same numbers.
 
-    Signed integers of 32 and 64 bits may stand for each other in every model; other dtypes only where Keras's own step
-    reads the batch. None where the two differ in more than such dtypes and sizes.
+    Signed integers of 32 and 64 bits may be converted to each other in every model, other dtypes only if Keras's own
+    step reads the batch. Returns None if the specs differ in more than such dtypes and sizes.
     """
     if given.key_of_structure != planned.key_of_structure:
         return None
@@ -35,22 +35,25 @@ def convert_dtypes(model: keras.Model, given: BatchSpec, planned: BatchSpec) -> 
 
 
 def _is_alike(given: Any, planned: Any, read: tf.DType | None) -> bool:
-    """Returns whether reading a tensor as one dtype and converting it to the planned dtype before gives the same."""
+    """Returns whether the step reads the same numbers if a tensor is converted to the planned dtype first."""
     if not isinstance(given, tf.TensorSpec) or given.dtype == planned.dtype:
-        return True  # Other tensors than dense ones are equal, as the structures are.
+        return True  # Tensors that are not dense are equal, because the structures are equal.
     if given.dtype in _INTEGERS and planned.dtype in _INTEGERS:
         return True
     return read is not None and (planned.dtype == read or _is_exact(given.dtype, planned.dtype))
 
 
 def _is_exact(given: tf.DType, planned: tf.DType) -> bool:
-    """Returns whether a dtype holds every value of another."""
+    """Returns whether the planned dtype represents every value of the given one."""
     is_number = planned.is_floating or planned.is_integer
     return is_number and np.can_cast(given.as_numpy_dtype, planned.as_numpy_dtype, "safe")
 
 
 def _list_read_dtypes(model: keras.Model, spec: BatchSpec) -> list[tf.DType | None]:
-    """Lists the dtypes to which Keras's own step converts the parts of a batch; None for those it reads as they are."""
+    """Lists the dtypes to which Keras's own step converts the parts of a batch; None for parts that stay as they are.
+
+    All are None if the model's step is not Keras's own.
+    """
     parts = _list_parts(spec.structure)
     if not all(is_keras_method(model, name) for name in ("train_step", "compute_loss", "compute_metrics")):
         return [None] * len(parts)
@@ -74,13 +77,13 @@ def _list_input_dtypes(model: keras.Model, x: Any) -> list[tf.DType | None]:
 
 
 def _find_computed_dtype(model: keras.Model, part: Any) -> tf.DType | None:
-    """Finds the dtype to which a model that is not functional converts a float."""
+    """Returns the dtype to which a model that is not functional converts a float."""
     is_float = isinstance(part, tf.TensorSpec) and part.dtype.is_floating
     return tf.as_dtype(model.input_dtype) if is_float and model.autocast else None
 
 
 def _find_target_dtype(model: keras.Model, part: Any) -> tf.DType | None:
-    """Finds the dtype to which losses convert targets or weights; None where a loss computes otherwise than usual."""
+    """Returns the dtype to which losses convert targets or weights; None if a loss computes in a dtype of its own."""
     floatx = tf.as_dtype(keras.config.floatx())
     losses = [loss for loss in keras.tree.flatten(model.loss) if isinstance(loss, keras.Loss)]
     usual = all(tf.as_dtype(loss.dtype) == floatx for loss in losses)

@@ -1,4 +1,4 @@
-"""Finds the shapes that a training step is planned for: from the data, or from the model's own shapes."""
+"""Finds the shapes for which a training step is planned, from the data or from the model's own shapes."""
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
-# So many batches are looked at where a data set has batches of different sizes.
+# If the batches of a dataset differ in size, the largest of this many is planned for.
 _BATCHES_LOOKED_AT = 16
 # These attributes of the model are replaced while its `fit` is asked for a batch.
 _REPLACED = ("make_train_function", "train_function", "get_metrics_result", "history")
@@ -31,8 +31,7 @@ _REPLACED = ("make_train_function", "train_function", "get_metrics_result", "his
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """A batch spec gives structure, shapes and dtypes of what Keras hands to `train_step`: x, (x, y) or (x, y,
-    sample_weight).
+    """Structure, shapes and dtypes of the batch that `train_step` takes: x, (x, y) or (x, y, sample_weight).
 
     `structure` nests TensorSpecs (composite ones included) and None as the batch nests tensors.
     """
@@ -46,13 +45,14 @@ class BatchSpec:
 
     @property
     def flat(self) -> list[tf.TensorSpec]:
-        """Lists the specs of the dense tensors, None left out."""
+        """Lists the specs of the dense tensors, without None."""
         return [spec for spec in tf.nest.flatten(self.structure, expand_composites=True) if spec is not None]
 
     @property
     def key(self) -> str:
-        """Returns a text that is equal for batches that one traced function can take: (x, y, None), from
-        `train_on_batch`, is (x, y).
+        """Returns a text that is equal for all batches that one traced function can take.
+
+        (x, y, None), from `train_on_batch`, has the key of (x, y).
         """
         structure = self.structure
         while isinstance(structure, tuple) and structure and structure[-1] is None:
@@ -60,11 +60,11 @@ class BatchSpec:
         return repr(structure)
 
     def describe(self) -> str:
-        """Returns dtypes and sizes in short: "float32[8, 6], int64[8]"."""
+        """Returns dtypes and sizes, such as "float32[8, 6], int64[8]"."""
         return ", ".join(map(_describe_tensor, self.flat))
 
     def describe_differences(self, other: "BatchSpec") -> str:
-        """Says what differs from another spec, in short."""
+        """Returns the differences from another spec as a short text."""
         if len(self.flat) != len(other.flat):
             return f"{self.describe()} instead of {other.describe()}"
         pairs = zip(map(_describe_tensor, self.flat), map(_describe_tensor, other.flat), strict=True)
@@ -93,13 +93,13 @@ class BatchSpec:
 
     @property
     def batch_size(self) -> int | None:
-        """Returns the first dimension of the first tensor, None where it is unknown."""
+        """Returns the first dimension of the first tensor; None if it is unknown."""
         first = next(iter(self.flat), None)
         return first.shape[0] if first is not None and first.shape.rank else None
 
     @property
     def size_bytes(self) -> int:
-        """Counts the bytes of one batch of this static spec."""
+        """Returns the bytes of one batch of this static spec."""
         return sum(count_tensor_bytes(spec) for spec in self.flat)
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
@@ -110,7 +110,7 @@ class BatchSpec:
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
     def is_within(self, other: "BatchSpec") -> bool:
-        """Returns whether a batch differs from one of another spec in sizes alone, and has no larger one."""
+        """Returns whether this spec differs from another in sizes alone, and no size is larger."""
         if len(self.flat) != len(other.flat) or self.key_without_sizes != other.key_without_sizes:
             return False
         pairs = zip(self.flat, other.flat, strict=True)
@@ -127,13 +127,13 @@ class BatchSpec:
         return BatchSpec(tf.nest.map_structure(replace_size, self.structure))
 
     def make_zeros(self) -> "Batch":
-        """Makes a batch of zeros, valid as class indices and tokens. Raises BatchError where it fits no device."""
-        with contextlib.suppress(BudgetError):  # the device does not tell
+        """Makes a batch of zeros, valid as class indices and tokens. Raises BatchError if the device has no room."""
+        with contextlib.suppress(BudgetError):  # the device does not report its free memory
             free_bytes = find_free_bytes(find_default_device())
             if self.size_bytes > free_bytes:
                 raise BatchError(
-                    f"a batch of {self.key} takes {format_bytes(self.size_bytes)}, more than the "
-                    f"{format_bytes(free_bytes)} that are free: use a smaller batch_size"
+                    f"a batch of {self.key} takes {format_bytes(self.size_bytes)}, and {format_bytes(free_bytes)} are "
+                    "free: use a smaller batch_size"
                 )
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat), is_made_up=True)
 
@@ -144,23 +144,24 @@ def _describe_tensor(spec: tf.TensorSpec) -> str:
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
-    """Lists the dense tensors of a batch, None left out."""
+    """Lists the dense tensors of a batch, without None."""
     return [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor is not None]
 
 
 def count_tensor_bytes(spec: Any) -> int:
-    """Counts the bytes of a dense tensor, spec or variable of static shape; 0 where the shape is open."""
+    """Returns the bytes of a dense tensor, spec or variable; 0 if its shape is open."""
     num_elements = tf.TensorShape(spec.shape).num_elements()
     return 0 if num_elements is None else num_elements * tf.as_dtype(spec.dtype).size
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to plan for is its spec, and tensors of that spec to measure a step with.
+    """A batch to plan for: its spec, and tensors with which to measure a step.
 
-    `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
-    A batch of zeros `is_made_up`. `smaller` are batches of the other shapes that were seen in the data, the largest
-    first.
+    Args:
+        prefetched_bytes: of the other batches that `fit` holds while a step runs; None if unknown.
+        is_made_up: the tensors are zeros.
+        smaller: batches of the other shapes in the data, the largest first.
     """
 
     spec: BatchSpec
@@ -170,14 +171,14 @@ class Batch:
     smaller: tuple["Batch", ...] = ()
 
     def describe(self) -> "Batch":
-        """Returns the batch without tensors, and without those of other shapes."""
+        """Returns the batch without tensors, and without batches of other shapes."""
         return replace(self, tensors=(), smaller=())
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
-    """Chooses the batch that `fit` would train on: the first of `data`, or one of the model's own shapes.
+    """Returns the batch on which `fit` would train: the largest of the first in `data`, or one of the model's shapes.
 
-    Raises BatchError where neither tells every size, or where they contradict each other.
+    Raises BatchError if neither determines every size, or if they contradict each other.
     """
     if data is None:
         return describe_batch(model, batch_size=batch_size, data=None).spec.make_zeros()
@@ -186,7 +187,7 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
 
 
 def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
-    """Chooses as `choose_batch` does; the batch has no tensors."""
+    """Returns the batch of `choose_batch`, without tensors."""
     _check_batch_size(batch_size)
     if data is not None:
         return take_batch_from_fit(model, data, batch_size).describe()
@@ -201,13 +202,13 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 class _BatchesTaken(Exception):
-    """Ends a `fit` that has handed over its first batch."""
+    """Ends a `fit` after its first batches are taken."""
 
 
 def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
-    """Takes what the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
+    """Returns the batch that the model's own `fit` passes to the training step: of different sizes, the largest.
 
-    `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
+    `fit` prepares the data as in training, such as with a KerasHub preprocessor, and is ended before it trains.
     """
     found: list[Any] = []
     prefetched_bytes: int | None = None
@@ -237,7 +238,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
         with keep_state(metrics), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Your input ran out of data")
             model.make_train_function = make_train_function
-            model.get_metrics_result = leave_fit  # what `fit` asks for after an epoch's batches
+            model.get_metrics_result = leave_fit  # `fit` calls it after an epoch's batches
             model.fit(**_make_fit_arguments(model, data, batch_size))
     except _BatchesTaken:
         pass
@@ -249,7 +250,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
                 vars(model).pop(name, None)
             for name, value in replaced.items():
                 setattr(model, name, value)
-        gc.collect()  # What Keras made of the data for this call refers to itself.
+        gc.collect()  # Keras's objects for the data of this call refer to each other.
     if not found:
         raise BatchError(f"data of type {type(data).__name__} has no batch; pass data with at least one batch")
     batches = [take_first_replica(model, drop_optionals(batch)) for batch in found]
@@ -265,7 +266,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
 
 
 def drop_optionals(data: Any) -> Any:
-    """Returns data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
+    """Returns data as the training step takes it: tensors, and None for an empty Optional of Keras's adapters."""
 
     def convert(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, tf.experimental.Optional):
@@ -287,11 +288,11 @@ def _count_bytes(batch: Batch) -> int:
 
 @dataclass(frozen=True)
 class _FitSignature:
-    """A fit signature says which arguments a model's `fit` takes.
+    """The arguments of a model's `fit`.
 
     Args:
-        names: of all of them.
-        own: those that Keras's `fit` does not have, in their order; empty where the model's is Keras's.
+        names: of all arguments.
+        own: the arguments that Keras's `fit` lacks, in their order; empty if the model's is Keras's.
         of_data: the argument that takes the data.
         is_open: `fit` passes on arguments that it does not name.
     """
@@ -303,7 +304,7 @@ class _FitSignature:
 
     @staticmethod
     def of(model: keras.Model) -> "_FitSignature":
-        """Reads the signatures of the model's class and of those it derives from, down to Keras's."""
+        """Reads the signatures of the model's class and its base classes, up to Keras's."""
         standard = list(inspect.signature(keras.Model.fit).parameters)[1:]
         names: list[str] = []
         of_data, is_open = "x", True
@@ -331,7 +332,7 @@ class _FitSignature:
 
 
 def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -> dict[str, Any]:
-    """Makes the arguments of `fit`: a dictionary of them as it is, a tuple of arrays as x, y and sample_weight."""
+    """Returns the arguments of `fit`: a dictionary of arguments unchanged, a tuple of arrays as x, y, sample_weight."""
     signature = _FitSignature.of(model)
     if signature.is_for(data, model):
         arguments = dict(data)
@@ -344,13 +345,13 @@ def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -
     if "x" in arguments and not _is_batched(arguments["x"]):
         sized = [leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")]
         if not sized and batch_size is None:
-            raise ValueError("the number of rows in a batch is unknown; pass batch_size, arrays or a dataset")
+            raise ValueError("the number of rows in a batch is unknown; pass batch_size=..., arrays or a dataset")
         arguments = {"batch_size": batch_size or len(sized[0]), "shuffle": False} | arguments
     return arguments | ({"verbose": 0} if signature.is_open or "verbose" in signature.names else {})
 
 
 def _is_batched(x: Any) -> bool:
-    """Returns whether data come in batches already."""
+    """Returns whether data are already in batches."""
     kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
     return isinstance(x, kinds) or hasattr(x, "__next__")
 
@@ -364,17 +365,18 @@ def _list_input_names(model: keras.Model) -> set[str]:
 def _explain_no_batch(model: keras.Model, data: Any, error: Exception) -> str:
     own = _FitSignature.of(model).own
     remedy = (
-        f"; {type(model).__name__}.fit has arguments of its own ({', '.join(own)}): pass data as a dictionary of the "
-        "arguments that it is called with"
+        f"; {type(model).__name__}.fit has arguments of its own ({', '.join(own)}): pass its arguments as a "
+        "dictionary, data={...}"
     )
-    return f"data of type {type(data).__name__} gives no batch: {error}" + (remedy if own else "")
+    return f"no batch could be made of data of type {type(data).__name__}: {error}" + (remedy if own else "")
 
 
 def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:
-    """Guesses the batch that the model's own shapes and its loss suggest, without sample weights.
+    """Returns the batch that the model's own shapes and its loss suggest, without sample weights.
 
-    `open_sizes`: of the dimensions, the batch being 0, that inputs leave open.
-    Raises BatchError where sizes stay open.
+    `open_sizes` are the sizes of dimensions that inputs leave open, by dimension; the batch is dimension 0.
+
+    Raises BatchError if sizes stay open.
     """
     inputs = _get_input_structure(model)
     x = keras.tree.map_structure(lambda tensor: _fill_open_sizes(tensor, batch_size, model, open_sizes or {}), inputs)
@@ -410,7 +412,7 @@ def _make_keras_tensor(spec: tf.TensorSpec) -> Any:
 
 
 def _guess_target_specs(model: keras.Model, predictions: Any) -> Any:
-    """Guesses targets like the predictions; class indices, int64 [batch], where an output's loss is sparse."""
+    """Returns targets like the predictions; class indices, int64 [batch], if the loss of an output is sparse."""
     flat = keras.tree.flatten(predictions)
     losses = _list_losses(model, len(flat))
     specs = []

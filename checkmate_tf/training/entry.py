@@ -1,4 +1,4 @@
-"""Says what batches of one spec run: a planned step, or the stock step where that keeps within the budget."""
+"""Determines the step that batches of one spec run: a planned step, or the stock step if it is within the budget."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,13 @@ from checkmate_tf.training.step_part import StepPart
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry says what batches of one static spec run.
+    """The step that batches of one static spec run.
 
     Args:
-        run: the step of a batch on one device; returns its logs.
-        planned: None where the stock step keeps within the budget without a plan.
-        training_graph: that the plan is for.
-        functions: what carries the plan out on each replica; emitted when that is first traced.
+        run: runs the step of a batch on one device, and returns its logs.
+        planned: the plan of the step; None if the stock step is within the budget without one.
+        training_graph: the graph of the plan.
+        functions: the emitted function of each replica, made when its step is first traced.
     """
 
     spec: BatchSpec
@@ -38,28 +38,28 @@ class Entry:
     def of_plan(
         model: keras.Model, part: StepPart, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None
     ) -> "Entry":
-        """Makes the entry of batches that run a planned step; `part` is what was rewritten of the step."""
+        """Makes the entry of batches that run a planned step; `part` is the rewritten part of the step."""
         function = ready.function
         run = _compile(model, part, spec, function) if model.jit_compile else partial(_run_flat, function)
         return Entry(spec, run, ready.planned, training_graph, {get_current_replica(): function})
 
     @staticmethod
     def of_traced(spec: BatchSpec, stock: EmittedFunction) -> "Entry":
-        """Makes the entry of batches that run the stock step as it was traced."""
+        """Makes the entry of batches that run the stock step, as traced."""
         return Entry(spec, partial(_run_flat, stock))
 
     @property
     def keeps_as_stock(self) -> bool:
-        """Returns whether the stock step of the spec keeps within the budget."""
+        """Returns whether the stock step of the spec is within the budget."""
         return self.planned is None or self.planned.stock.peak_bytes <= self.planned.budget_bytes
 
     def convert(self) -> "Entry":
-        """Returns what batches of other dtypes run, which are converted first."""
+        """Returns an entry that converts batches of other dtypes, and then runs this one."""
         return replace(self, run=partial(_run_as, self))
 
 
 def _compile(model: keras.Model, part: StepPart, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
-    """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
+    """Returns a function that compiles and runs a whole step. It packs each batch into the compiled structure."""
     compiled = make_training_function(model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
     return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
@@ -71,6 +71,6 @@ def _run_flat(function: EmittedFunction, batch: Any) -> Any:
 
 
 def _run_as(entry: Entry, batch: Any) -> Any:
-    """Runs an entry on a batch whose tensors are of other dtypes."""
+    """Runs an entry on a batch of other dtypes."""
     tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))

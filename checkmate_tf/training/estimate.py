@@ -41,7 +41,7 @@ class LayerActivations:
 
     Args:
         name: the path of the layer.
-        size_bytes: their size.
+        size_bytes: the size of the activations.
 
     Example:
 
@@ -66,9 +66,9 @@ class Estimate:
         gradient_bytes: values of the backward pass that are held at the peak, and the optimizer's values made from
             them.
         workspace_bytes: memory that the operation at the peak holds only while it runs. Under XLA, it is the difference
-            between the compiled step and the other parts. If these are larger than the compiled step, they are all
-            reduced by one factor.
-        peak_node: the name of that operation.
+            between the compiled step and the other parts. If the other parts are larger than the compiled step, one
+            factor reduces all of them.
+        peak_node: the name of the operation at the peak.
         layers: the layers of `activation_bytes`, the largest first.
         device: the device on which the step would run.
         available_bytes: memory that a step may take there: the free memory less a margin of 10 %, plus the memory of
@@ -185,7 +185,7 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
     node = graph.nodes[peak]
     taken_over = graph.resident_bytes + sum(sizes.values()) + node.workspace_bytes - simulation.peak_bytes
     if taken_over:
-        sizes[node.outputs[0]] -= taken_over  # The output takes over the storage of an input that is counted already.
+        sizes[node.outputs[0]] -= taken_over  # The output takes over the storage of an input, which counts already.
     step_bytes = sum(sizes.values()) + node.workspace_bytes
     if compiled_bytes is not None:
         step_bytes = compiled_bytes - resident.total
@@ -213,9 +213,9 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
 
 
 def _find_layer(tensor: str, names: set[str]) -> str:
-    """Returns the path of the layers that made a tensor; the tensor's own scope if no layer did.
+    """Returns the path of the layers that made a tensor; the tensor's own scope if no layer made it.
 
-    The first of the scopes is the model's.
+    The first scope of a tensor is the model's.
     """
     scopes = tensor.split("/")[:-1]
     path = []

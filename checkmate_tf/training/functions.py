@@ -62,8 +62,8 @@ def rewrite_function(
 ) -> RewrittenFunction:
     """Rewrites a function so that it stays within a memory budget, for custom training loops.
 
-    If XLA compiles the function, as that of `tf.function(jit_compile=True)`, the plan is by XLA's buffer assignment,
-    and XLA compiles the rewritten function, too.
+    If XLA compiles the function, as for `tf.function(jit_compile=True)`, the peak of the plan is that of XLA's buffer
+    assignment, and XLA compiles the rewritten function, too.
 
     Args:
         concrete_function: `tf.function(step).get_concrete_function(...)` with static shapes. It computes the gradients
@@ -131,7 +131,7 @@ class _Argument:
 
     @staticmethod
     def of(tensor: tf.Tensor) -> "_Argument":
-        """Returns an argument of a traced function. Raises UnsupportedModelError for other resources than variables."""
+        """Returns an argument of a traced function. Raises UnsupportedModelError for a resource that is no variable."""
         if tensor.dtype != tf.resource:
             return _Argument(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.op.name), is_variable=False)
         handle_data = get_resource_handle_data(tensor)
@@ -183,8 +183,8 @@ def _changes_only_variables(graph: tf.Graph) -> bool:
 def _flatten_arguments(handles: Mapping[int, tf.Tensor], function: EmittedFunction) -> Callable[..., Any]:
     """Returns an emitted function as a function of its flat tensors.
 
-    `handles` are those of arguments that are variables. XLA compiles a function for the shapes of tensors, and for the
-    variables that it captures.
+    `handles` are the handles of arguments that are variables, by position. XLA compiles a function for the shapes of
+    its tensors, and for the variables that it captures.
     """
 
     def call(*tensors: tf.Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Installs planned steps in a model: Keras's `fit` and `train_on_batch` then run them.
 
-Keras hands each batch to `model.train_function`. What is installed there looks at the batch's shape and calls the
-function that was planned and measured for it: the same one for all ways of training.
+Keras passes each batch to `model.train_function`. The installed train function looks up the batch's shape, and calls
+the function that was planned and measured for it. All ways of training call the same function.
 """
 
 import threading
@@ -32,10 +32,11 @@ _TENSORFLOW_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 class InstalledStep:
-    """An installed step is the train function of one model, which runs what was planned for each batch.
+    """The train function of one model, which runs the step that was planned for each batch.
 
-    `batches` are what batches of each spec run. `of_replicas` are the steps of all replicas, by their batches.
-    `last_entry` says what the last batch ran; None before the first one, and where several replicas train.
+    `batches` are the steps that batches of each spec run. `of_replicas` are the steps of all replicas, by the keys of
+    their batches. `last_entry` is the step of the last batch; None before the first batch, and if several replicas
+    train.
     """
 
     def __init__(self, model: keras.Model, request: Request):
@@ -46,10 +47,7 @@ class InstalledStep:
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
-        """Plans for the batch's spec, and for further ones of its data as the request asks.
-
-        What was planned before is kept only where this succeeds.
-        """
+        """Plans for the batch's spec, and for as many further specs of its data as the request asks for."""
         with self.lock:
             self.note_changes()
             planned = self.batches.plan(batch, request)
@@ -69,22 +67,22 @@ class InstalledStep:
             self.make_train_function(force=force)
 
         make_train_function.installed = self  # type: ignore[attr-defined]
-        self.drop_train_function()  # first, so that the model trains as before or as planned at any moment
+        self.drop_train_function()  # first, so that at any moment the model trains either as before or as planned
         self.model.make_train_function = make_train_function
         self.model.__reduce__ = self.reduce_model
 
     def remove(self) -> None:
-        """Puts Keras's own training back."""
+        """Restores Keras's own training."""
         self.drop_train_function()
         del self.model.make_train_function, self.model.__reduce__
 
     def drop_train_function(self) -> None:
-        """Makes the model rebuild its train function, also in the middle of `fit`, which asks for it at its start."""
+        """Makes the model rebuild its train function at the next batch, even during `fit`."""
         if self.model.train_function is not None:
             self.model.train_function = partial(_make_and_train, self.model)
 
     def reduce_model(self) -> Any:
-        """Pickles the model, which Keras does as it saves one: without what is installed, so that a warning says so."""
+        """Pickles the model without the installed step, after a warning. Keras pickles a model when it saves one."""
         warn(
             f"a pickled copy of model {self.model.name!r} trains with the stock step, without a memory budget: call "
             "rematerialize on the copy"
@@ -93,7 +91,7 @@ class InstalledStep:
         return of_class.__reduce__(self.model)
 
     def make_train_function(self, *, force: bool) -> None:
-        """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
+        """Sets the model's train function. Keras calls this before it trains; after `compile` there is none."""
         model = self.model
         if model.train_function is not None and not force:
             return
@@ -109,14 +107,14 @@ class InstalledStep:
         model.train_function = self
 
     def note_changes(self) -> None:
-        """Drops what runs the model as it was compiled before, if that changed, and remembers the plans."""
+        """Drops the steps of the model as it was compiled before, if that changed, and remembers their plans."""
         before = self.batches
         self.batches = before.start_over()
         if self.batches is not before:
             self.of_replicas = {}
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
-        """Trains on the next batches of an iterator, `steps_per_execution` of them; the last one's logs."""
+        """Trains on the next `steps_per_execution` batches of an iterator. Returns the logs of the last one."""
         logs = None
         for number in range(self.model.steps_per_execution):
             try:
@@ -126,27 +124,27 @@ class InstalledStep:
                     break
                 self.run_without_batch(iterator)
                 raise
-            # Batches of a dataset are made ahead, where they lie in the memory that a plan is about.
+            # A dataset prefetches batches; on a CPU, they are in the memory of the plan.
             is_ahead = isinstance(iterator, _TENSORFLOW_ITERATORS) and find_default_device().startswith("CPU")
             logs = self.train(batch, is_ahead=is_ahead)
         return logs
 
     def run_without_batch(self, iterator: Iterator[Any]) -> None:
-        """Runs Keras's own step on an iterator that has no more data, as `fit` does at the end of an epoch.
+        """Runs Keras's own step on an iterator without further data, as `fit` does at the end of an epoch.
 
-        TensorFlow runs all operations of that step that do not wait for the batch, before it reports the end: they
-        advance the states of random numbers and the optimizer's iterations, and count rows where every batch has as
-        many. A step that XLA compiles, and steps within one execution, begin only with a batch. On several devices the
-        end of the data may stop some of these operations: two stock runs differ there too.
+        TensorFlow runs all operations of that step that do not wait for the batch before it reports the end. They
+        advance the states of random numbers and the optimizer's iterations, and count rows if all batches have the same
+        number. A step that XLA compiles, and steps within one execution, begin only with a batch. On several devices,
+        the end of the data may stop some of these operations, so that two stock runs differ, too.
 
-        Raises tf.errors.OutOfRangeError where the iterator is one of TensorFlow's.
+        Raises tf.errors.OutOfRangeError if the iterator is one of TensorFlow's.
         """
         starts_at_once = self.model.steps_per_execution == 1 and not self.model.jit_compile
         if starts_at_once and isinstance(iterator, _TENSORFLOW_ITERATORS):
             self.batches.stock(iterator)
 
     def train(self, data: Any, *, is_ahead: bool) -> Any:
-        """Runs one training step; returns its logs. `is_ahead` says that other batches are made ready meanwhile."""
+        """Runs one training step, and returns its logs. With `is_ahead`, other batches are prefetched meanwhile."""
         batch = drop_optionals(data)
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
@@ -164,7 +162,7 @@ class InstalledStep:
         return self.of_replicas[key](iter([data]))
 
     def run_replica_step(self, batch: Any) -> Any:
-        """Runs one replica's part of a step, as its context traces it."""
+        """Runs one replica's part of a step, in the trace of its context."""
         spec, part = BatchSpec.of(batch), choose_part(self.model)
         with self.lock:
             entry = self.batches.entries.get(spec.key)
@@ -177,7 +175,7 @@ class InstalledStep:
         return part.finish(batch, self.get_replica_function(entry, entry.planned)(*flatten_batch(batch)))
 
     def get_replica_function(self, entry: Entry, planned: PlannedStep) -> EmittedFunction:
-        """Returns the planned step on the variables of the replica that is traced now."""
+        """Returns the planned step on the variables of the replica that is being traced."""
         replica = get_current_replica()
         with self.lock:
             if replica not in entry.functions:
@@ -196,5 +194,5 @@ def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:
 
 
 def find_installed_step(model: keras.Model) -> InstalledStep | None:
-    """Finds what is installed in the model; None where nothing is."""
+    """Returns the step that is installed in the model; None if there is none."""
     return getattr(model.__dict__.get("make_train_function"), "installed", None)

@@ -25,7 +25,7 @@ _MIB = 2**20
 class MemoryReport(keras.callbacks.Callback):
     """Adds each training step's peak, budget and time to the logs of `fit`, and prints a summary when training ends.
 
-    The logs contain `peak_mib`, `budget_mib` and `step_s`; those of an epoch contain its highest peak and its median
+    The logs contain `peak_mib`, `budget_mib` and `step_s`. Those of an epoch contain its highest peak and its median
     time. The progress bar and `History` show them wherever the callback is in the list. `CSVLogger`, `TensorBoard` and
     other callbacks that read the logs must come after it. A key is left out if its figure is unknown: the budget of a
     model that was not rematerialized, and the peak on a device that does not report it. The callback warns once, at the
@@ -76,7 +76,7 @@ class MemoryReport(keras.callbacks.Callback):
         self._validated = False
 
     def set_model(self, model: Any) -> None:
-        """Takes the model from `fit`. Raises UnsupportedModelError for one of Keras 2."""
+        """Takes the model from `fit`. Raises UnsupportedModelError for a model of Keras 2."""
         check_not_keras_2(model)
         super().set_model(model)
 
@@ -160,13 +160,13 @@ class MemoryReport(keras.callbacks.Callback):
         if self.num_above > 1:
             return
         warn(
-            f"batch {batch} of epoch {self._epoch} of model {self.model.name!r} took {format_bytes(peak_bytes)}, "
+            f"batch {batch} of epoch {self._epoch} of model {self.model.name!r} used {format_bytes(peak_bytes)}, "
             f"{format_bytes(peak_bytes - budget_bytes)} above its budget of {format_bytes(budget_bytes)}; call "
             "rematerialize with a budget lower by as much"
         )
 
     def _find_plan(self) -> PlannedStep | None:
-        """Returns the plan that the last step followed; None if it followed none, or if that is not known."""
+        """Returns the plan that the last step followed; None if it followed none, or if its plan is unknown."""
         installed = find_installed_step(self.model)
         entry = None if installed is None else installed.last_entry
         return None if entry is None else entry.planned

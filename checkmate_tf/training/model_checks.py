@@ -36,14 +36,14 @@ def check_not_keras_2(model: Any) -> None:
 
 
 def check_is_model(model: Any) -> None:
-    """Raises UnsupportedModelError for what is no Keras model, and for a model of Keras 2."""
+    """Raises UnsupportedModelError for an object that is not a Keras model, and for a model of Keras 2."""
     check_not_keras_2(model)
     if not keras_private.is_trainer(model):
         raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
 
 
 def check_eager() -> None:
-    """Raises UnsupportedModelError within a `tf.function` and in other graphs, where no step can run."""
+    """Raises UnsupportedModelError within a `tf.function` or another graph, because no step can run there."""
     if not tf.executing_eagerly():
         raise UnsupportedModelError(
             "no step can be planned while TensorFlow traces a graph: call this from plain Python"
@@ -51,7 +51,7 @@ def check_eager() -> None:
 
 
 def check_traceable(model: Any, *, has_data: bool) -> None:
-    """Raises UnsupportedModelError unless the model's step can be traced; without data the model must be built."""
+    """Raises UnsupportedModelError unless the model's step can be traced. Without data, the model must be built."""
     check_model(model)
     check_eager()
     if model.run_eagerly:

@@ -13,20 +13,19 @@ from checkmate_tf.training.step_part import make_gradient_part
 
 
 def build_for(model: keras.Model, spec: BatchSpec) -> None:
-    """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
+    """Creates the variables of the first training step: weights, metrics, loss trackers, optimizer state.
 
-    An interrupt waits until all are there: an optimizer that has some of them cannot train.
+    An interrupt waits until all of them exist, because an optimizer with some of its variables cannot train. A
+    `train_step` of the user's own creates its variables when it is traced.
 
-    A `train_step` of the user's own makes what it needs when it is traced.
-
-    Raises BatchError where the model cannot take the batch.
+    Raises BatchError if the model cannot train on such a batch.
     """
     if make_gradient_part(model) is None:
         return
     try:
         with hold_interrupts():
             keras_private.build_from_batch(model, spec.structure)
-        # A call of the model takes inputs that lack a last dimension of 1.
+        # A call of the model accepts inputs that lack a last dimension of 1.
         keras_private.infer_predictions(model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0])
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BatchError(_explain_unfit_batch(model, spec, error)) from error
@@ -45,6 +44,6 @@ def _make_symbolic(spec: BatchSpec) -> Any:
 
 
 def list_training_variables(model: keras.Model) -> list[Any]:
-    """Lists every variable that a training step may change, each once: weights, optimizer state and metrics."""
+    """Lists the variables that a training step may change, without repeats: weights, optimizer state and metrics."""
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     return list({id(variable): variable for variable in variables}.values())

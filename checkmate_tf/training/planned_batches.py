@@ -1,4 +1,4 @@
-"""Keeps what batches of each spec run, of a model as it is compiled now, and plans those that training meets first."""
+"""Keeps the step that batches of each spec run, and plans steps for specs that first appear in training."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,18 +26,22 @@ from checkmate_tf.training.remat_scope import call_as_built_in_no_scope
 from checkmate_tf.training.step_planner import KnownStep, StepPlanner
 from checkmate_tf.user_warnings import warn
 
-# A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
+# A batch whose tensors are converted to a narrower dtype takes more memory than the plan counts. This share of the
+# budget does not matter.
 _NEGLIGIBLE_SHARE = 0.01
-# A stock step that is not measured is expected to take this share more than measured ones did: in smaller tensors, more
-# of the allocator's chunks is left unused.
+# A stock step that is not measured is expected to exceed its prediction by this share more than measured ones did:
+# with smaller tensors, a larger part of the allocator's chunks is unused.
 _MARGIN = 0.05
-# Each schedule that is tried in training may take more than the budget: the first one that does not is taken.
+# Any schedule that is tried in training may exceed the budget, so the first one within the budget is taken.
 _IN_TRAINING = Settings(good_use=0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledState:
-    """A compiled state is what a plan was made for: the objects themselves, so that no identity is ever reused."""
+    """The results of `compile` on which a plan depends.
+
+    It holds the objects themselves, so that no other object can get the identity of one of them.
+    """
 
     optimizer: Any
     loss: Any
@@ -47,13 +51,13 @@ class CompiledState:
 
     @staticmethod
     def of(model: keras.Model) -> "CompiledState":
-        """Notes how a model is compiled now."""
+        """Returns the present state of a model."""
         policies = tuple(layer.dtype_policy.name for layer in list_layers(model))
         trainable = tuple(model.trainable_weights)
         return CompiledState(model.optimizer, get_compiled_loss(model), trainable, policies, bool(model.jit_compile))
 
     def list_changes(self, now: "CompiledState") -> list[str]:
-        """Says what differs now, in words."""
+        """Lists the differences from the state `now`, in words."""
         same_weights = len(self.trainable) == len(now.trainable) and all(
             mine is theirs for mine, theirs in zip(self.trainable, now.trainable, strict=True)
         )
@@ -64,22 +68,23 @@ class CompiledState:
             "a dtype policy": self.dtypes != now.dtypes,
             "jit_compile": self.jit_compile != now.jit_compile,
         }
-        return [what for what, changed in differs.items() if changed]
+        return [name for name, changed in differs.items() if changed]
 
 
 @dataclass(eq=False)
 class PlannedBatches:
-    """Planned batches are what batches of each spec run, of a model as it is compiled now.
+    """The steps that batches of each spec run, of a model in one compiled state.
 
     Args:
-        request: by which batches that training meets are planned; once a plan was made, its budget is in bytes.
-        state: how the model is compiled.
-        planner: plans the steps of the model as it is compiled so.
-        former: what was planned before the model was compiled again, by spec.
-        changes: what that changed, in words.
-        newest: the batch of the newest plan that was asked for, without its tensors; None where none was.
-        entries: what batches of each spec run.
-        converted: what those of other dtypes run, by spec and by whether batches are made ahead.
+        request: the request by which shapes that first appear in training are planned. Once a plan was made, its budget
+            is in bytes.
+        state: the compiled state.
+        planner: plans the steps of the model in this state.
+        former: the plans from before the model was compiled again, by spec.
+        changes: the differences that this made, in words.
+        newest: the batch of the last plan that the user asked for, without its tensors; None before the first.
+        entries: the step of each spec.
+        converted: the steps of batches of other dtypes, by spec and by whether batches are prefetched.
     """
 
     model: keras.Model
@@ -94,16 +99,16 @@ class PlannedBatches:
 
     @staticmethod
     def of(model: keras.Model, request: Request) -> "PlannedBatches":
-        """Starts without any plan."""
+        """Returns planned batches without any plan."""
         return PlannedBatches(model, request, CompiledState.of(model), StepPlanner(model))
 
     @cached_property
     def stock(self) -> Callable[[Any], Any]:
-        """Returns Keras's own train function, of an iterator."""
+        """Returns Keras's own train function, which takes an iterator."""
         return make_training_function(self.model, call_as_built_in_no_scope(self.model, self.model.train_step))
 
     def start_over(self) -> "PlannedBatches":
-        """Returns itself where the model is compiled as it was, else planned batches that remember the plans alone."""
+        """Returns itself if the compiled state is the same; otherwise, planned batches that remember only the plans."""
         now = CompiledState.of(self.model)
         changes = self.state.list_changes(now)
         if not changes:
@@ -113,7 +118,7 @@ class PlannedBatches:
         return PlannedBatches(self.model, self.request, now, StepPlanner(self.model), former, changed, self.newest)
 
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
-        """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
+        """Plans for the batch's spec. After an error, the previous plans stay."""
         entry = self.planner.plan(batch, request, others=reversed(self.entries.values()))
         assert entry.planned is not None
         self.keep(entry, request, entry.planned)
@@ -121,9 +126,9 @@ class PlannedBatches:
         return entry.planned
 
     def plan_smaller(self, batch: Batch) -> None:
-        """Plans for a further spec of the data that was planned for, within the same bytes, unless its stock step fits.
+        """Plans for a further spec of the same data, within the same number of bytes, unless its stock step fits.
 
-        Raises InfeasibleBudgetError where nothing keeps within the budget.
+        Raises InfeasibleBudgetError if no plan within the budget was found.
         """
         if self.is_known_to_fit(batch.spec):
             self.entries[batch.spec.key] = self.make_stock_entry(batch.spec)
@@ -136,16 +141,16 @@ class PlannedBatches:
         self.keep(self.planner.make_entry(spec, ready, training_graph, request), request, ready.planned)
 
     def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
-        """Makes batches of an entry's spec run it, and later shapes be planned by its request."""
+        """Keeps an entry for batches of its spec, and its request for the plans of later shapes."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
-        # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
+        # A share of the peak becomes a number of bytes for all later shapes, as the device has no more for larger ones.
         self.request = replace(request.fix_budget(planned.budget_bytes), plan=None)
 
     def find(self, batch: Batch, *, is_ahead: bool) -> Entry:
-        """Finds what a batch runs; planned now where its shape is new.
+        """Returns the entry of a batch, planned now if its shape is new.
 
-        `is_ahead` says that other batches are made ready meanwhile.
+        With `is_ahead`, other batches are prefetched while its step runs.
         """
         spec = batch.spec
         if spec.key in self.entries:
@@ -159,9 +164,9 @@ class PlannedBatches:
         return self.converted[key]
 
     def find_like(self, spec: BatchSpec, *, is_ahead: bool) -> Entry | None:
-        """Finds what batches run that Keras would convert to what was planned, such as floats of 64 bits.
+        """Returns the entry for batches that Keras would convert to planned dtypes, such as 64-bit floats.
 
-        None where holding them, and one converted, takes more than the plan allows for.
+        Returns None if such batches, and one that is converted, take more memory than the plan allows for.
         """
         for entry in self.entries.values():
             as_planned = convert_dtypes(self.model, spec, entry.spec)
@@ -177,14 +182,14 @@ class PlannedBatches:
         return None
 
     def plan_first(self, batch: Batch) -> Entry:
-        """Plans what batches of a spec that training meets for the first time run."""
+        """Makes and keeps the entry of a spec that first appears in training."""
         self.entries[batch.spec.key] = self.make_entry(batch)
         return self.entries[batch.spec.key]
 
     def make_entry(self, batch: Batch) -> Entry:
-        """Makes what batches of a shape met in training run.
+        """Makes the entry of a spec that first appears in training.
 
-        That is the stock step where it keeps within the budget, the plan of least memory where none does.
+        Its step is the stock step if that is within the budget, and the plan of least memory if no plan is.
         """
         if self.is_known_to_fit(batch.spec):
             return self.make_stock_entry(batch.spec)
@@ -203,14 +208,13 @@ class PlannedBatches:
             return self.planner.make_entry(batch.spec, error.closest, None, self.request)
 
     def make_stock_entry(self, spec: BatchSpec) -> Entry:
-        """Makes what batches run whose stock step keeps within the budget: Keras's own step."""
+        """Makes an entry that runs Keras's own step."""
         return Entry(spec, lambda batch: self.stock(iter([batch])))
 
     def plan_new(self, batch: Batch) -> Entry:
-        """Plans what batches of a spec met in training run, unless the stock step is expected to fit.
+        """Plans a step for a spec that first appears in training, unless the stock step is expected to fit.
 
-        The stock step is not run, as it may take more than the budget, and the first schedule that keeps within the
-        budget is taken.
+        The stock step never runs here, because it may exceed the budget. The first schedule within the budget is taken.
         """
         request, budget_bytes = self.request, int(self.request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
@@ -228,7 +232,7 @@ class PlannedBatches:
                 return self.planner.make_entry(batch.spec, ready, known.step.training_graph, request)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
-                if known.step.uses_xla:  # which compiles the whole step, of which only a part was traced
+                if known.step.uses_xla:  # XLA compiles the whole step, and only a part of it was traced
                     return self.make_stock_entry(batch.spec)
                 return Entry.of_traced(batch.spec, known.step.stock)
             bar.set_subject(
@@ -242,7 +246,7 @@ class PlannedBatches:
             return self.planner.search(batch, known, request, bar, stock=stock, settings=_IN_TRAINING)
 
     def plan_as_before(self, spec: BatchSpec, step: Step) -> ReadyStep | None:
-        """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
+        """Applies the plan that the spec had before the model was compiled again; None if it had none."""
         former = self.former.get(spec.key)
         if former is None or former.budget_bytes != self.request.budget:
             return None
@@ -250,7 +254,7 @@ class PlannedBatches:
             return plan_again(self.request.let_offload(step), former)
 
     def explain_planning(self, spec: BatchSpec) -> str:
-        """Says why a step is planned in the middle of training."""
+        """Returns the reason for planning a step in the middle of training."""
         if self.changes and not self.entries:
             return f"{' and '.join(self.changes)} of model {self.model.name!r} changed: its step is planned again"
         planned = [entry.spec for entry in self.entries.values()]
@@ -261,9 +265,9 @@ class PlannedBatches:
         )
 
     def is_known_to_fit(self, spec: BatchSpec) -> bool:
-        """Returns whether the stock step keeps within the budget at another spec that is nowhere smaller than this one.
+        """Returns whether the stock step of another spec, which is nowhere smaller, is within the budget.
 
-        A tensor may be as large in a step of fewer rows, such as one that is read from a table, but not larger.
+        With fewer rows, no tensor is larger. Some are as large, such as one that is read from a table.
         """
         for entry in self.entries.values():
             as_planned = convert_dtypes(self.model, spec, entry.spec) or spec
@@ -275,8 +279,8 @@ class PlannedBatches:
     def expect_stock(self, step: Step) -> int:
         """Returns the bytes that a stock step is expected to take at most.
 
-        It is expected to take as much more than is predicted as the planned steps of other shapes do, and those of the
-        model as it was compiled before, and a margin.
+        The prediction is raised by the largest excess of the stock steps of other plans, those from before the model
+        was compiled again included, and by a margin.
         """
         resident_bytes, excess = step.graph.resident_bytes, 1.0
         if step.exceeds_as_stock:
@@ -285,13 +289,13 @@ class PlannedBatches:
         return resident_bytes + int((1 + _MARGIN) * excess * (step.stock_peak_bytes - resident_bytes))
 
     def describe_stock(self, step: Step) -> Stock | None:
-        """Says what the stock step is expected to take; None where that is known without running it, from XLA."""
+        """Returns the expected peak of the stock step; None under XLA, which reports the peak without a run."""
         if step.uses_xla:
             return None
         return Stock(step.stock_peak_bytes, expected_bytes=self.expect_stock(step))
 
     def expect_prefetched(self, spec: BatchSpec) -> int | None:
-        """Returns what `fit` is expected to hold of other batches, by the data of the newest plan; None if unknown."""
+        """Returns the expected bytes of prefetched batches, from the data of the newest plan; None if unknown."""
         if self.newest is None or self.newest.prefetched_bytes is None:
             return None
         growth = spec.size_bytes / max(self.newest.spec.size_bytes, 1)
@@ -299,6 +303,6 @@ class PlannedBatches:
 
 
 def _find_stock_excess(planned: PlannedStep) -> float:
-    """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
+    """Returns the ratio of a stock step's peak to its prediction, both without resident bytes."""
     resident_bytes = planned.graph.resident_bytes
     return (planned.stock.peak_bytes - resident_bytes) / max(planned.stock.predicted_bytes - resident_bytes, 1)

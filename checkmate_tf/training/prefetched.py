@@ -1,4 +1,7 @@
-"""Finds what `fit` holds of other batches while a step runs, where batches lie in the device's own memory: on a CPU."""
+"""Measures the prefetched batches that `fit` holds while a step runs, on a CPU.
+
+With a GPU, prefetched batches are in host memory, so they do not count.
+"""
 
 import os
 import time
@@ -12,18 +15,18 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
 from checkmate_tf.tf_private import list_dataset_stages
 
-# tf.data gathers so many batches of arrays side by side at most.
+# tf.data gathers at most this many batches of arrays in parallel.
 _MOST_GATHERED = 16
-# The last stage of a pipeline keeps one batch ready, and two where the first was not there in time once.
+# The last stage of a pipeline keeps one batch ready; two, if a batch was late once.
 _READY = 2
-# The pipeline is full when nothing was added for as long as two batches take, and at least for this long.
+# The pipeline is full if nothing was added during the time of two batches, and at least during this time.
 _LEAST_WAIT_S = 0.1
 _MOST_WAIT_S = 1.0
 _TIME_LIMIT_S = 5.0
 
 
 def count_prefetched_batches() -> int:
-    """Counts the batches of arrays that `fit` holds at most beside that of the step: tf.data gathers one a core."""
+    """Returns the most batches of arrays that `fit` holds besides the step's: tf.data gathers one for each core."""
     if not find_default_device().startswith("CPU"):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -31,17 +34,19 @@ def count_prefetched_batches() -> int:
 
 
 def measure_prefetched_bytes(iterator: Any, taken: Sequence[Any], *, before_bytes: int, batch_s: float) -> int | None:
-    """Measures what an iterator of batches holds beside those taken from it, when it has made ready all that it may.
+    """Measures the bytes of the batches that an iterator has prefetched, besides those taken from it.
 
-    The elements of a shuffle buffer are no batches, and left out. One more batch is counted: it may come later. Whole
-    batches are counted, as the allocator serves some of them from larger chunks than they need, now one, now another.
+    The measurement waits until the iterator prefetches no more. It excludes the elements of shuffle buffers, and adds
+    one batch that may come later. The result is rounded to whole batches, because the allocator places some batches in
+    larger chunks than they need.
 
     Args:
-        taken: the batches, nested tensors.
-        before_bytes: in use before the first of them was taken.
-        batch_s: that one took to come.
+        taken: the batches that were taken, as nested tensors.
+        before_bytes: the bytes in use before the first batch was taken.
+        batch_s: the time to make one batch.
 
-    Returns None where that cannot be told: batches are too small for the allocator to count, or come too slowly.
+    Returns:
+        The bytes; None if batches are too small for the allocator to count, or are made too slowly.
     """
     device = find_default_device()
     tensors = [tensor for tensor in tf.nest.flatten(list(taken), expand_composites=True) if tf.is_tensor(tensor)]
@@ -64,7 +69,7 @@ def measure_prefetched_bytes(iterator: Any, taken: Sequence[Any], *, before_byte
 
 
 def _count_shuffled_bytes(iterator: Any) -> int:
-    """Counts what shuffle buffers hold when they are full."""
+    """Returns the bytes of full shuffle buffers."""
     found = 0
     for stage in list_dataset_stages(iterator):
         if stage.num_shuffled:

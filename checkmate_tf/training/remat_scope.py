@@ -1,7 +1,7 @@
-"""Plans a model that was built in a `keras.RematScope` with what the scope asks for.
+"""Plans a model that was built in a `keras.RematScope` by the mode of the scope.
 
-Keras would have TensorFlow recompute each call in the scope as a whole. Here such a model is traced as if it was built
-in no scope, and what the scope asks for constrains the plan.
+With Keras, TensorFlow recomputes each call in the scope as a whole. Here, the model is traced as if it was built
+without the scope, and the scope's mode constrains the plan.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from checkmate_tf.planning.options import Request
 
 
 def add_remat_scopes(model: keras.Model, request: Request) -> Request:
-    """Adds what the layers of a model recompute by the scopes that they were made in.
+    """Adds the values that layers must recompute because of their scopes to the options of a request.
 
-    A layer's inner results are those that nothing outside of it reads in the forward pass: Keras retains what the layer
-    reads and yields.
+    They are a layer's inner results, which nothing outside the layer reads in the forward pass. Keras retains the
+    layer's inputs and outputs.
     """
     inner = [
         InnerResults(f"RematScope({one.mode!r})", frozenset(one.names), one.larger_than, one.mode == "activations")
@@ -33,7 +33,7 @@ def add_remat_scopes(model: keras.Model, request: Request) -> Request:
 
 
 def call_as_built_in_no_scope(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls layers of a model as if it was built in no `keras.RematScope`."""
+    """Returns a function that calls layers of a model as if it was built without a `keras.RematScope`."""
     if not list_remat_modes(model):
         return function
 

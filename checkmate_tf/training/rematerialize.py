@@ -49,8 +49,8 @@ def rematerialize(
             their sizes differ, it uses the largest of the first 16; `Options(num_shapes=3)` plans the next two, too. If
             a model's own `fit` has another argument for its data, such as `dataset`, the data go there. A dictionary
             whose keys are arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is passed as those
-            arguments; one whose keys are names of the model's inputs is x. For a model without named inputs, pass a
-            dictionary as a tuple `(x,)`.
+            arguments. A dictionary whose keys are names of the model's inputs is x. For a model without named inputs,
+            pass a dictionary as a tuple `(x,)`.
         budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory minus a margin. It
             covers parameters, optimizer state and batch. Under `tf.distribute.MirroredStrategy`, it applies to each
             replica.
@@ -94,7 +94,7 @@ def rematerialize(
     given = plan.planned if isinstance(plan, Plan) else None if plan is None else load_planned(plan)
     if given is not None:
         if budget != "auto":
-            raise BudgetError(f"a plan has a budget of its own, {format_bytes(given.budget_bytes)}: leave budget out")
+            raise BudgetError(f"the plan has its own budget, {format_bytes(given.budget_bytes)}: leave budget out")
         budget = given.budget_bytes
     request = Request(budget, time_limit_s, options, measure, progress, on_infeasible, given)
     batch = prepare_batch(model, batch_size=batch_size, data=data)

@@ -1,8 +1,8 @@
 """Separates the part of a Keras training step that is rewritten from the rest of the step, which stays Keras's own.
 
-On TensorFlow's graph executor the whole `train_step` is rewritten. XLA orders the optimizer's update itself, and
-replicas are joined in it: there the forward pass, the loss and the gradients are rewritten, and the loss tracker, the
-update and the metrics stay, exactly as `TensorFlowTrainer.train_step` of Keras 3.15 writes them
+On TensorFlow's graph executor, the whole `train_step` is rewritten. XLA orders the optimizer's update itself, and
+replicas are joined in it. In both cases, only the forward pass, the loss and the gradients are rewritten. The loss
+tracker, the update and the metrics stay as in `TensorFlowTrainer.train_step` of Keras 3.15
 (keras/src/backend/tensorflow/trainer.py).
 """
 
@@ -22,10 +22,10 @@ from checkmate_tf.training.replicas import count_replicas
 
 @dataclass(frozen=True)
 class StepPart:
-    """A step part cuts a training step in two: `finish(batch, compute(batch))` is the whole step and gives its logs.
+    """The two parts of a training step: `finish(batch, compute(batch))` is the whole step, and returns its logs.
 
-    `compute` is what is traced and rewritten; it returns nested tensors and None. With `jit_compile` it is traced for
-    XLA, which compiles the gradient of a loop only then.
+    `compute` is traced and rewritten. It returns nested tensors and None. With `jit_compile`, it is traced for XLA,
+    which otherwise cannot compile the gradient of a loop.
     """
 
     compute: Callable[[Any], Any]
@@ -33,7 +33,7 @@ class StepPart:
     jit_compile: bool
 
     def trace(self, spec: BatchSpec) -> Any:
-        """Traces `compute` as a ConcreteFunction of the flat batch of a static spec."""
+        """Traces `compute` for the flat batch of a static spec, and returns the ConcreteFunction."""
 
         def training_step(*tensors: tf.Tensor) -> Any:
             return self.compute(spec.pack(tensors))
@@ -42,14 +42,15 @@ class StepPart:
 
 
 def make_whole_part(model: keras.Model) -> StepPart:
-    """Takes the whole of the model's `train_step`, whosever that is, as what is rewritten."""
+    """Returns parts of which the first is all of the model's `train_step`, Keras's or the user's."""
     step = call_as_built_in_no_scope(model, model.train_step)
     return StepPart(step, lambda _, logs: logs, bool(model.jit_compile))
 
 
 def make_gradient_part(model: keras.Model) -> StepPart | None:
-    """Takes the forward pass, the loss and the gradients as what is rewritten; None where the user wrote the
-    `train_step`.
+    """Returns parts of which the first is the forward pass, the loss and the gradients.
+
+    Returns None if the user wrote the `train_step`.
     """
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
@@ -61,9 +62,9 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
 
 
 def choose_part(model: keras.Model, *, with_metrics: bool = False) -> StepPart:
-    """Chooses what is rewritten of a model's step: all of it on TensorFlow's graph executor on one device.
+    """Returns the parts of a model's step. On TensorFlow's graph executor on one device, all of it is rewritten.
 
-    `with_metrics`: all of it under XLA, too, so that what is rewritten need not return the model's predictions.
+    With `with_metrics`, all of it is rewritten under XLA, too, so that `compute` need not return the predictions.
     """
     is_apart = (model.jit_compile and not with_metrics) or count_replicas(model) > 1
     apart = make_gradient_part(model) if is_apart else None
@@ -71,7 +72,7 @@ def choose_part(model: keras.Model, *, with_metrics: bool = False) -> StepPart:
 
 
 def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the whole step of a flat batch with `function` in the place of what is rewritten."""
+    """Returns the whole step of a flat batch, with `function` instead of `compute`."""
 
     def step(*tensors: tf.Tensor) -> Any:
         return part.finish(spec.pack(tensors), function(*tensors))
@@ -80,7 +81,7 @@ def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any])
 
 
 def _compute_gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
-    """Computes loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
+    """Computes loss, predictions, the Keras masks of the flat predictions, and gradients."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = keras_private.call_in_training(model, x)
@@ -95,7 +96,7 @@ def _compute_gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
 
 
 def _finish(model: keras.Model, batch: Any, part: dict[str, Any]) -> Any:
-    """Loss tracker, optimizer update and metrics, in Keras's order; the step's logs."""
+    """Updates loss tracker, variables and metrics, in Keras's order. Returns the step's logs."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     predictions = part["predictions"]
     for leaf, mask in zip(tf.nest.flatten(predictions), part["masks"], strict=True):

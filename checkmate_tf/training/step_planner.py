@@ -1,4 +1,4 @@
-"""Plans the step that trains a model on batches of one spec: traces it, and searches for its plan."""
+"""Traces the step that trains a model on batches of one spec, and searches for its plan."""
 
 import contextlib
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ from checkmate_tf.training.traced_model import TracedModel
 
 @dataclass(frozen=True)
 class KnownStep:
-    """A known step is a step ready to be planned, and the schedules of other batch shapes that it may follow too."""
+    """A step that is ready to be planned, and schedules of other batch shapes that it may follow, too."""
 
     step: GraphStep | XlaStep
     schedules: tuple[Schedule, ...] = ()
@@ -37,20 +37,20 @@ class KnownStep:
 
 @dataclass(frozen=True, eq=False)
 class StepPlanner:
-    """A step planner plans the steps of one model, as it is compiled now.
+    """Plans the steps of one model, as it is compiled now.
 
     Args:
-        compiled: the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to plan
-            for another budget, none is compiled again.
+        compiled: the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step. Plans
+            for other budgets use them, too.
     """
 
     model: keras.Model
     compiled: dict[tuple[str, bool], XlaStep] = field(default_factory=dict)
 
     def plan(self, batch: Batch, request: Request, *, others: Iterable[Entry] = ()) -> Entry:
-        """Plans what batches of this one's spec run; `others` are the plans of other specs, which may serve it too.
+        """Plans the step of a batch's spec; `others` are entries of other specs, whose plans it may follow, too.
 
-        Raises InfeasibleBudgetError where nothing keeps within the budget.
+        Raises InfeasibleBudgetError if no plan within the budget was found.
         """
         with plan_alone(), show_planning(shown=request.progress) as bar:
             return self.search(batch, self.know(batch, request, bar, others=others), request, bar)
@@ -76,12 +76,12 @@ class StepPlanner:
     def make_entry(
         self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None, request: Request
     ) -> Entry:
-        """Makes what batches of a spec run by a plan for a request."""
+        """Makes the entry of a spec from its planned step."""
         part = choose_part(self.model, with_metrics=_rewrites_metrics(request))
         return Entry.of_plan(self.model, part, spec, ready, training_graph)
 
     def know(self, batch: Batch, request: Request, bar: PlanningBar, *, others: Iterable[Entry] = ()) -> KnownStep:
-        """Traces the step of a batch's spec, unless it is known, ready to be planned."""
+        """Returns the step of a batch's spec, ready to be planned. It is traced unless XLA compiled it before."""
         key = (batch.spec.key, _rewrites_metrics(request))
         if key in self.compiled:
             return KnownStep(self.compiled[key])
@@ -94,7 +94,7 @@ class StepPlanner:
         return TracedModel.of(
             self.model,
             batch.spec,
-            # A GPU's batches wait in host memory.
+            # A GPU's prefetched batches are in host memory.
             prefetched_bytes=batch.prefetched_bytes if request.options.device is None else 0,
             with_metrics=_rewrites_metrics(request),
         )
@@ -102,7 +102,7 @@ class StepPlanner:
     def make_step(
         self, traced: TracedModel, batch: Batch, request: Request, *, others: Iterable[Entry] = (), reserve: bool = True
     ) -> KnownStep:
-        """Makes the step that an executor runs; `reserve` as for `GraphStep`."""
+        """Makes the step of the model's executor; `reserve` as for `GraphStep`."""
         with tf.init_scope():
             if self.model.jit_compile:
                 key = (traced.spec.key, traced.with_metrics)
@@ -117,7 +117,7 @@ class StepPlanner:
             return KnownStep(make())
 
     def resize(self, traced: TracedModel) -> XlaStep | None:
-        """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
+        """Resizes a step that XLA compiled for another spec, without compiling it. Returns None if there is none."""
         if (traced.spec.key, traced.with_metrics) in self.compiled:
             return None
         for step in [step for (_, with_metrics), step in self.compiled.items() if with_metrics == traced.with_metrics]:
@@ -127,5 +127,5 @@ class StepPlanner:
 
 
 def _rewrites_metrics(request: Request) -> bool:
-    """Returns whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
+    """Returns whether metrics are rewritten with the step. A loss in chunks requires it, as it keeps no logits."""
     return request.options.chunk_loss is not None

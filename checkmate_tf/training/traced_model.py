@@ -1,7 +1,7 @@
 """Traces the training step of a compiled model for a batch: the one way from a model to a step that can be planned.
 
-`prepare_batch` chooses the batch and creates the model's variables, and `TracedModel.of` traces the step that trains on
-it. What the step always holds, its graph, and the step that an executor runs are all made of that one trace.
+`prepare_batch` chooses the batch and creates the model's variables. `TracedModel.of` traces the step that trains on
+that batch. Its resident bytes, its graph, and the step that an executor runs all come from that one trace.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,16 @@ from checkmate_tf.training.step_part import StepPart, choose_part, complete_step
 
 @dataclass(frozen=True, eq=False)
 class TracedModel:
-    """A traced model is the training step of a model, traced for batches of one spec.
+    """The training step of a model, traced for batches of one spec.
 
-    It reads the variables of `model`, and dies with it.
+    It reads the variables of `model`, so it is of no use without it.
 
     Args:
-        part: what is rewritten of the step, and what stays Keras's.
-        function: the part that is rewritten, of the flat batch.
-        resident: what the whole step always holds.
+        part: the rewritten part of the step, and the part that stays Keras's.
+        function: the part that is rewritten, as a function of the flat batch.
+        resident: the bytes that the whole step always holds.
         with_metrics: all of the step is rewritten, under XLA, too.
-        unchunked: the part as it was traced, where `function` computes some of it in chunks.
+        unchunked: the part as it was traced, if `function` computes some of it in chunks; otherwise None.
     """
 
     model: keras.Model
@@ -53,12 +53,12 @@ class TracedModel:
     def of(
         model: keras.Model, spec: BatchSpec, *, prefetched_bytes: int | None = None, with_metrics: bool = False
     ) -> "TracedModel":
-        """Traces the step of a model that has all its variables, on the replica that is traced now or on the first.
+        """Traces the step of a model that has all its variables, on the replica that is being traced or on the first.
 
-        Not to be called in an init scope, which stops gradient tapes.
+        Do not call it in an init scope, which stops gradient tapes.
 
         Args:
-            prefetched_bytes: of other batches that `fit` holds; by default what it holds of arrays.
+            prefetched_bytes: of other batches that `fit` holds; by default, the most that it holds of arrays.
             with_metrics: as for `choose_part`.
 
         Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica.
@@ -70,9 +70,9 @@ class TracedModel:
         return TracedModel(model, spec, part, function, resident, with_metrics)
 
     def chunk(self, chunk_loss: int | None, chunk_rows: int | None) -> "TracedModel":
-        """Returns the step with its loss, and its blocks, in chunks of at most so many rows; None leaves them whole.
+        """Returns the step with its loss, and its blocks, in chunks of at most these rows; None leaves them whole.
 
-        Raises UnsupportedModelError where they cannot be computed so.
+        Raises UnsupportedModelError if they cannot be computed in chunks.
         """
         function = self.function
         if chunk_loss is not None:
@@ -82,13 +82,13 @@ class TracedModel:
         return self if function is self.function else replace(self, function=function, unchunked=self.function)
 
     def extract(self, *, like: TrainingGraph | None = None) -> TrainingGraph:
-        """Extracts the graph of what is rewritten, with analytic costs; `like` as for `extract`."""
+        """Extracts the graph of the rewritten part, with analytic costs; `like` as for `extract`."""
         graph = extract(self.function, name=self.model.name, resident_bytes=self.resident.total, like=like)
         return replace(graph, traced=self.unchunked)
 
     @property
     def complete(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Makes what completes a function in the place of the traced one to the whole step of a flat batch."""
+        """Returns a function that makes the whole step of a flat batch from a function that replaces the traced one."""
         return partial(complete_step, self.part, self.spec)
 
     def make_graph_step(
@@ -97,7 +97,7 @@ class TracedModel:
         """Makes the step that the graph executor runs.
 
         Args:
-            batch: to run it on; None where it must not run.
+            batch: the batch on which it runs; None if it must not run.
             like, reserve: as for `GraphStep`.
         """
         return GraphStep.of(
@@ -111,30 +111,30 @@ class TracedModel:
         )
 
     def make_xla_step(self, device: DeviceFigures | None = None) -> XlaStep:
-        """Makes the step that XLA compiles, for a device that is not here or, by default, for the one that is.
+        """Makes the step that XLA compiles, for a device that is not here or, by default, for this machine's.
 
-        Raises UnsupportedModelError where it does not.
+        Raises UnsupportedModelError if XLA does not compile it.
         """
         compiler = choose_compiler(device)
         return XlaStep.of(self.extract(), self.complete, self.spec.flat, resident=self.resident, compiler=compiler)
 
     def resize(self, step: XlaStep) -> XlaStep:
-        """Makes a step that XLA compiled for another spec the one of this spec, without compiling it.
+        """Returns the step of this spec from one that XLA compiled for another spec, without compiling it.
 
-        Raises UnsupportedModelError where the two are of other operations.
+        Raises UnsupportedModelError if the operations of the two steps differ.
         """
         graph = self.extract(like=step.training_graph)
         return step.resize(graph, self.complete, self.spec.flat, resident=self.resident)
 
 
 def prepare_batch(model: keras.Model, *, batch_size: int | None, data: Any, is_run: bool = True) -> Batch:
-    """Checks a model, chooses the batch that it would train on, and creates the variables that its first step would.
+    """Checks a model, chooses the batch on which it would train, and creates the variables of its first step.
 
     Args:
         batch_size, data: as in `rematerialize`.
-        is_run: the step is to run on the batch, which otherwise has no tensors.
+        is_run: whether the step is to run on the batch. Otherwise, the batch has no tensors.
 
-    Raises UnsupportedModelError or BatchError where the model's step cannot be traced.
+    Raises UnsupportedModelError or BatchError if the model's step cannot be traced.
     """
     check_traceable(model, has_data=data is not None)
     choose = choose_batch if is_run else describe_batch
@@ -146,9 +146,9 @@ def prepare_batch(model: keras.Model, *, batch_size: int | None, data: Any, is_r
 
 
 def trace_model(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> TracedModel:
-    """Traces the step of a compiled model that `rematerialize` plans for the same arguments; nothing runs.
+    """Traces the step of a compiled model that `rematerialize` plans for the same arguments, without running it.
 
-    Raises UnsupportedModelError or BatchError where `rematerialize` would.
+    Raises UnsupportedModelError or BatchError if `rematerialize` would.
     """
     batch = prepare_batch(model, batch_size=batch_size, data=data, is_run=False)
     return TracedModel.of(model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
@@ -160,9 +160,10 @@ def count_resident(
     function: tf.types.experimental.ConcreteFunction,
     prefetched_bytes: int | None = None,
 ) -> ResidentBytes:
-    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
+    """Returns the bytes that are held throughout a step.
 
-    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
+    They include variables that only a step of the user's own uses, such as those of a second optimizer.
+    `prefetched_bytes` are those of other batches that `fit` holds; by default, the most that it holds of arrays.
     """
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}

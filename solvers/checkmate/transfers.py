@@ -25,6 +25,7 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.solvers.checkmate.rows import Columns, Fetches, ReadArrays, Rows
+from checkmate_tf.solvers.offloading.transfers import drop_unread_fetches
 
 _LARGEST_TIME = 1e4  # in the units of the model's columns of time, of a node or a copy
 _Entry = tuple[np.ndarray, float]
@@ -182,7 +183,7 @@ def decode(graph: Graph, recompute: np.ndarray, retain: np.ndarray, chosen: list
     position_of = np.full(recompute.shape, -1, dtype=np.int64)
     position_of[stages, nodes] = np.arange(len(order))
     fetches = sorted((int(position_of[stage, node]), value) for stage, value, node in chosen)
-    read = _drop_unread_fetches(graph, order, fetches)
+    read = drop_unread_fetches(graph, Schedule(order, tuple(fetches))).fetches
     touched = {value: [stage for stage, other, _ in chosen if other == value] for _, value in read}
     offloads = []
     for value, fetch_stages in touched.items():
@@ -194,21 +195,4 @@ def decode(graph: Graph, recompute: np.ndarray, retain: np.ndarray, chosen: list
             held += 1
         if held > producer:
             offloads.append((int(position_of[held - 1, held - 1]), value))
-    return Schedule(order, tuple(read), tuple(sorted(offloads)))
-
-
-def _drop_unread_fetches(graph: Graph, order: tuple[int, ...], fetches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Drops fetches of copies that nothing reads before the next one."""
-    at: dict[int, set[int]] = {}
-    for position, value in fetches:
-        at.setdefault(position, set()).add(value)
-    wanted = set(graph.outputs)
-    read = []
-    for position in range(len(order) - 1, -1, -1):
-        node = graph.nodes[order[position]]
-        wanted.difference_update(node.outputs)
-        wanted.update(node.inputs)
-        for value in at.get(position, set()) & wanted:
-            read.append((position, value))
-            wanted.discard(value)
-    return sorted(read)
+    return Schedule(order, read, tuple(sorted(offloads)))

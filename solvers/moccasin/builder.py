@@ -3,14 +3,25 @@
 import math
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
-from checkmate_tf.solvers.moccasin.model import OUTPUT_NODE, Candidates, Computation, Cover, IntervalModel, Term, Use
+from checkmate_tf.solvers.moccasin.candidates import list_events
+from checkmate_tf.solvers.moccasin.lanes import TakenOver, add_lanes
+from checkmate_tf.solvers.moccasin.model import (
+    OUTPUT_NODE,
+    Candidates,
+    Computation,
+    Cover,
+    Fetches,
+    IntervalModel,
+    Term,
+    Use,
+)
 from checkmate_tf.solvers.moccasin.rows import activity, add_eviction_rows, enforce
 from checkmate_tf.solvers.moccasin.scaling import Scaled
 
@@ -52,16 +63,22 @@ class _Builder:
         self.max_rows = max_rows
         self.deadline_s = deadline_s
         self.model = cp_model.CpModel()
-        self.events = sorted({time for node in candidates.times for times in node for time in times})
+        self.events = list_events(candidates)
         self.horizon = len(self.events)
         self.intervals: list[cp_model.IntervalVar] = []
         self.demands: list[int] = []
         self.profile = np.zeros(self.horizon + 2, dtype=np.int64)  # changes of the memory that is certainly in use
         self.uses: dict[tuple[int, int], Use] = {}  # by value and id of the reader
+        self.fetches: dict[int, tuple[Computation, ...]] = {}
+        self.hold: dict[int, int] = {}  # by value, the last event up to which its first copy may be held
+        self.taken: list[TakenOver] = []
 
     def build(self, least_peak: bool) -> IntervalModel:
         rank = {time: index for index, time in enumerate(self.events)}
         self.computations = tuple(self._computations(node, rank) for node in range(len(self.graph.nodes)))
+        for choice in self.candidates.fetches:
+            self.fetches[choice.value] = self._fetches(choice, rank)
+            self.hold[choice.value] = rank[choice.hold]
         self.end = Computation(OUTPUT_NODE, self.horizon, self.horizon, self.horizon, None)
         for node in self.graph.nodes:  # Inputs come before the outputs that may take over their storage.
             self._look_at_clock()
@@ -70,19 +87,28 @@ class _Builder:
         if self.candidates.distinct:
             self._sequence()
         if self.max_rows:
-            add_eviction_rows(self.model, self.graph, self.scaled, self.computations, self.max_rows)
+            add_eviction_rows(self.model, self.graph, self.scaled, self.computations, self.fetches, self.max_rows)
         for computation in self._all():
             self._workspace(computation)
         capacity = self._memory(least_peak)
-        self._needed_recomputations()
+        self._needed_copies()
+        uses = tuple(self.uses.values())
+        end = None
+        if self.fetches:
+            starts = [[rank[time] for time in times] for node in self.candidates.times for times in node]
+            end = add_lanes(
+                self.model, self.graph, self.scaled, self.computations, self.fetches, starts, uses, self.taken
+            )
         formulation = IntervalModel(
             self.graph,
             self.model,
             tuple(self.events),
             self.computations,
-            tuple(self.uses.values()),
+            uses,
             self.scaled.costs,
             capacity,
+            self.fetches,
+            end,
         )
         self.model.minimize(capacity if least_peak else formulation.extra())
         return formulation
@@ -117,6 +143,25 @@ class _Builder:
             made.append(computation)
         return tuple(made)
 
+    def _fetches(self, choice: Fetches, rank: dict[int, int]) -> tuple[Computation, ...]:
+        self._look_at_clock()
+        made: list[Computation] = []
+        for index, times in enumerate(choice.times):
+            ranks = [rank[time] for time in times]
+            present = None if index < choice.required else self.model.new_bool_var("")
+            start: Term = ranks[0]
+            if len(ranks) > 1:
+                start = self.model.new_int_var_from_domain(cp_model.Domain.from_values(ranks), "")
+            unlimited = choice.unlimited and index == len(choice.times) - 1
+            node = self.graph.producer[choice.value]
+            fetch = Computation(node, ranks[0], ranks[-1], start, present, unlimited=unlimited, is_fetch=True)
+            if present is not None and len(ranks) > 1:
+                self.model.add(start == ranks[0]).only_enforce_if(~present)
+            if made:
+                self._follows(made[-1], fetch)
+            made.append(fetch)
+        return tuple(made)
+
     def _follows(self, before: Computation, after: Computation) -> None:
         if before.present is not None and after.present is not None:
             self.model.add_implication(after.present, before.present)
@@ -138,17 +183,24 @@ class _Builder:
     # -- retention and precedence: (2), (3), (5)
 
     def _value(self, value: int) -> None:
-        copies = self.computations[self.graph.producer[value]]
+        computations = self.computations[self.graph.producer[value]]
+        fetches = self.fetches.get(value, ())
+        copies = (*computations, *fetches)
         readers = [c for node in self.graph.users[value] for c in self.computations[node]]
         if value in self.graph.outputs:
             readers.append(self.end)
-        uses = [(reader, self._possible_copies(copies, reader)) for reader in readers]
+        uses = [
+            (reader, self._possible_copies(computations, reader) + self._possible_fetches(copies, reader))
+            for reader in readers
+        ]
         self._ends(value, copies, uses)
         for reader, possible in uses:
             self._use(value, copies, reader, possible)
-        for before, after in pairwise(copies):
+        for before, after in pairwise(computations):
             if not (isinstance(before.ends[value], int) and before.ends[value] <= after.low):
                 enforce(self.model.add(before.ends[value] <= after.start), after.present)
+        if fetches:
+            self._apart(value, copies, fetches[0])
         for index, copy in enumerate(copies):
             self._retention(value, index, copy)
 
@@ -161,19 +213,40 @@ class _Builder:
                 possible.append(index)
         return possible
 
+    def _possible_fetches(self, copies: Sequence[Computation], reader: Computation) -> list[int]:
+        return [i for i, copy in enumerate(copies) if copy.is_fetch and not self._too_late(copy, reader.high)]
+
+    def _apart(self, value: int, copies: Sequence[Computation], fetch: Computation) -> None:
+        """Ends each copy of a fetched value before the next one begins.
+
+        A copy that stands for several may overlap with others, but even then the first copy ends before any fetch.
+        """
+        intervals = []
+        for copy in copies:
+            if not copy.unlimited:
+                after = copy.ends[value] + 1
+                length = self.model.new_int_var(1, self.horizon + 1, "")
+                intervals.append(
+                    self.model.new_optional_interval_var(copy.start, length, after, activity(self.model, copy), "")
+                )
+        self.model.add_no_overlap(intervals)
+        enforce(self.model.add(copies[0].ends[value] + 1 <= fetch.start), fetch.present)
+
     def _too_late(self, copy: Computation, time: int) -> bool:
         return copy.low > time or (copy.low == time and not self._shared(copy))
 
     def _shared(self, copy: Computation) -> bool:
         """Returns whether a reader may share the copy's event.
 
-        Recomputations of one stage share an event, and are in the input order.
+        Recomputations of one stage share an event, and are in the input order. A value is fetched before the node of
+        the event runs.
         """
-        return copy.delayed
+        return copy.delayed or copy.is_fetch
 
     def _ends(self, value: int, copies: Sequence[Computation], uses: list[tuple[Computation, list[int]]]) -> None:
         low = [copy.low for copy in copies]
         high = [copy.high for copy in copies]
+        high[0] = max(high[0], self.hold.get(value, 0))
         for reader, possible in uses:
             for index in possible:
                 high[index] = max(high[index], reader.high)
@@ -246,19 +319,22 @@ class _Builder:
             actives += [activity(self.model, copy)] * 2
         self.model.add_reservoir_constraint_with_active(times, changes, actives, 0, len(copies) + 1)
 
-    def _needed_recomputations(self) -> None:
-        """Forbids recomputations that nothing reads. No better schedule is lost."""
+    def _copies(self, value: int) -> tuple[Computation, ...]:
+        return (*self.computations[self.graph.producer[value]], *self.fetches.get(value, ()))
+
+    def _needed_copies(self) -> None:
+        """Forbids recomputations and fetches that nothing reads. No better schedule is lost."""
         read: dict[int, list[cp_model.IntVar]] = {}
         certain: set[int] = set()
         for use in self.uses.values():
-            copies = self.computations[self.graph.producer[use.value]]
+            copies = self._copies(use.value)
             for cover in use.covers:
                 read.setdefault(id(copies[cover.copy]), []).append(cover.literal)
             if not use.covers:
                 certain.update(id(copy) for copy in copies)
-        for computation in self._all():
-            if computation.present is not None and id(computation) not in certain:
-                self.model.add_bool_or([*read.get(id(computation), []), ~computation.present])
+        for copy in (*self._all(), *chain.from_iterable(self.fetches.values())):
+            if copy.present is not None and id(copy) not in certain:
+                self.model.add_bool_or([*read.get(id(copy), []), ~copy.present])
 
     # -- memory: (4), with workspace and in-place outputs
 
@@ -268,7 +344,7 @@ class _Builder:
             return
         begin: Term | cp_model.LinearExpr = copy.start + (1 if copy.delayed else 0)
         end = copy.ends[value]
-        if not copy.delayed and self.graph.nodes[copy.node].outputs[0] == value:
+        if not copy.delayed and not copy.is_fetch and self.graph.nodes[copy.node].outputs[0] == value:
             takeover = self._takeover(copy, value)
             if takeover is not None:
                 begin = self.model.new_int_var(copy.low, copy.high + 1, "")
@@ -312,7 +388,7 @@ class _Builder:
         return takeover
 
     def _ways_to_take_over(self, value: int, reader: Computation) -> list[cp_model.IntVar]:
-        copies = self.computations[self.graph.producer[value]]
+        copies = self._copies(value)
         use = self.uses[value, id(reader)]
         ways: list[cp_model.IntVar] = []
         choices = [(use.certain, None)] if use.certain is not None else [(c.copy, c.literal) for c in use.covers]
@@ -327,6 +403,8 @@ class _Builder:
             if not copy.unlimited:
                 self.model.add(end == reader.start).only_enforce_if(literal)
             ways.append(literal)
+            if index == 0 and value in self.fetches:
+                self.taken.append(TakenOver(value, reader, literal))
         return ways
 
     def _workspace(self, computation: Computation) -> None:

@@ -4,13 +4,14 @@ Stages are Checkmate's, as in MOCCASIN's section 2.3. Stage t ends with the firs
 be computed again only in its own event of a stage. The docstring of each reduction says why no better schedule is lost.
 """
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.moccasin.model import Candidates
+from checkmate_tf.solvers.moccasin.model import Candidates, Fetches
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,81 @@ def repeat_windows(
         if repeats == may_repeat:
             return tuple(windows)
         may_repeat = repeats
+
+
+def fetch_windows(
+    graph: Graph, budget_bytes: int, windows: Sequence[Window], *, presolve: bool = True
+) -> tuple[Window, ...]:
+    """Returns the stages in which fetching each value can help, [num_values]. `windows` are those of `repeat_windows`.
+
+    As there, a schedule can retain whatever it would fetch up to the first stage in which all values that may still be
+    needed exceed the budget, and a value whose copies are not needed in any such stage. It then waits no longer.
+    """
+    may_repeat = [bool(window.stages) for window in windows]
+    last = _last_stages(graph, may_repeat, tail=False)
+    hot = _hot_stages(graph, budget_bytes, may_repeat, last) if presolve else np.ones(len(windows), dtype=np.bool_)
+    first_hot = int(hot.argmax()) if hot.any() else len(hot)
+    before = np.concatenate(([0], np.cumsum(hot)))
+    found = []
+    for value, producer in zip(graph.values, graph.producer, strict=True):
+        helps = value.fetch_cost is not None and value.size_bytes and before[last[producer] + 1] > before[producer]
+        found.append(Window(max(producer, first_hot if presolve else 0) + 1, last[producer] if helps else -1))
+    return tuple(found)
+
+
+def fetch_candidates(
+    graph: Graph, candidates: Candidates, windows: Sequence[Window], *, max_fetches: int, relax: bool = False
+) -> tuple[Fetches, ...]:
+    """Lets each value be fetched at every event of its window, as often as it is read there, but not beyond the limit.
+
+    With `relax`, the last fetch of a value that may be read more often stands for all further ones.
+    """
+    events = list_events(candidates)
+    made = []
+    for value, window in enumerate(windows):
+        if not window.stages:
+            continue
+        first, last = event_time(window.first, 0), event_time(window.last, window.last)
+        times = tuple(events[bisect.bisect_left(events, first) : bisect.bisect_right(events, last)])
+        readings = (reading for user in graph.users[value] for reading in candidates.times[user])
+        reads = sum(reading[-1] >= first for reading in readings)
+        reads += value in graph.outputs
+        number = min(reads, max_fetches)
+        more = reads > number or any(user in candidates.unlimited for user in graph.users[value])
+        if times and number:
+            made.append(Fetches(value, (times,) * number, 0, times[-1], unlimited=relax and more))
+    return tuple(made)
+
+
+def neighbourhood_fetches(
+    graph: Graph,
+    candidates: Candidates,
+    windows: Sequence[Window],
+    freed: Sequence[int],
+    fetched: Mapping[int, tuple[Sequence[int], int]],
+    *,
+    max_fetches: int,
+) -> tuple[Fetches, ...]:
+    """Lets values of freed nodes be fetched, and all others where they are fetched now.
+
+    Args:
+        fetched: the events at which a schedule fetches each value, and the last one up to which its first copy is held.
+    """
+    producer = graph.producer
+    freed_windows = [window if producer[value] in freed else Window(0, -1) for value, window in enumerate(windows)]
+    anew = fetch_candidates(graph, candidates, freed_windows, max_fetches=max_fetches)
+    events = list_events(candidates)
+    held = []
+    for value in fetched.keys() - {choice.value for choice in anew}:
+        times, hold = fetched[value]
+        there = tuple((events[bisect.bisect_left(events, time)],) for time in times)
+        held.append(Fetches(value, there, len(there), events[bisect.bisect_right(events, hold) - 1]))
+    return tuple(sorted([*anew, *held], key=lambda choice: choice.value))
+
+
+def list_events(candidates: Candidates) -> list[int]:
+    """Lists the events at which anything may be computed, in ascending order."""
+    return sorted({time for node in candidates.times for times in node for time in times})
 
 
 def all_windows(repeatable: Sequence[bool]) -> tuple[Window, ...]:

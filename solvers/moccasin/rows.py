@@ -1,5 +1,7 @@
 """Implied rows of MOCCASIN's model in stages. Most of the strength of its bound comes from them."""
 
+from collections.abc import Mapping, Sequence
+
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 from checkmate_tf.solvers.moccasin.model import Computation
@@ -9,13 +11,18 @@ Computations = tuple[tuple[Computation, ...], ...]
 
 
 def add_eviction_rows(
-    model: cp_model.CpModel, graph: Graph, scaled: Scaled, computations: Computations, max_rows: int
+    model: cp_model.CpModel,
+    graph: Graph,
+    scaled: Scaled,
+    computations: Computations,
+    fetches: Mapping[int, Sequence[Computation]],
+    max_rows: int,
 ) -> None:
-    """Adds rows for the values that do not fit in memory at a node and therefore have to be computed again later.
+    """Adds rows for the values that do not fit in memory at a node and therefore have to come back later.
 
     They are about the values that first computations after node t read. A value that is not in memory at t's first
-    computation is computed again after it, and enough of them have to be for the rest to fit. There is a row for each
-    of the `max_rows` nodes t with the most to evict (the "weaker cousin" of a memory row, by the stage of the
+    computation is computed again or fetched after it, and enough of them have to be for the rest to fit. There is a row
+    for each of the `max_rows` nodes t with the most to evict (the "weaker cousin" of a memory row, by the stage of the
     recomputation).
     """
     needs = []
@@ -31,7 +38,12 @@ def add_eviction_rows(
             producer = graph.producer[value]
             evicted[producer] = evicted.get(producer, 0) + scaled.sizes[value]
         time = computations[node][0].low
-        terms = [min(size, need) * _again_after(model, computations[user], time) for user, size in evicted.items()]
+        terms = [min(size, need) * _again_after(model, computations[user][1:], time) for user, size in evicted.items()]
+        terms += [
+            min(scaled.sizes[value], need) * _again_after(model, fetches[value], time)
+            for value in across
+            if value in fetches
+        ]
         model.add(sum(terms) >= need)
 
 
@@ -46,10 +58,10 @@ def activity(model: cp_model.CpModel, computation: Computation) -> cp_model.IntV
     return model.new_constant(1) if computation.present is None else computation.present
 
 
-def _again_after(model: cp_model.CpModel, computations: tuple[Computation, ...], time: int) -> cp_model.IntVar | int:
-    """Returns a literal that is true only if the node is computed again after `time`."""
+def _again_after(model: cp_model.CpModel, copies: Sequence[Computation], time: int) -> cp_model.IntVar | int:
+    """Returns a literal that is true only if one of the copies begins after `time`."""
     later = []
-    for copy in computations[1:]:
+    for copy in copies:
         if copy.low > time or copy.unlimited:
             later.append(activity(model, copy))
         elif copy.high > time:

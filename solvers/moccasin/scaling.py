@@ -14,14 +14,17 @@ class Scaled:
     """Sizes in units of `size_unit_bytes`, rounded up; the budget, without resident bytes, rounded down.
 
     `lossless` means that nothing was rounded, so a proof about the scaled problem holds for the problem. Otherwise,
-    rounding can only exclude schedules, and no schedule above the budget is ever admitted. Costs are in units of
-    `cost_unit`, their greatest common divisor.
+    rounding can only exclude schedules, and no schedule above the budget is ever admitted. Costs of nodes and of copies
+    out and back are in units of `cost_unit`, their greatest common divisor. Copies of values that cannot be offloaded
+    cost 0.
     """
 
     sizes: tuple[int, ...]
     workspaces: tuple[int, ...]
     budget: int
     costs: tuple[int, ...]
+    offload_costs: tuple[int, ...]
+    fetch_costs: tuple[int, ...]
     size_unit_bytes: int
     cost_unit: int
     lossless: bool
@@ -37,12 +40,16 @@ def scaled(problem: Problem, *, max_budget: int = MAX_BUDGET) -> Scaled:
     unit = common
     while room_bytes // unit > max_budget:
         unit *= 2
-    cost_unit = gcd(*(node.cost for node in graph.nodes)) or 1
+    out = [int(value.offload_cost or 0) for value in graph.values]
+    back = [int(value.fetch_cost or 0) for value in graph.values]
+    cost_unit = gcd(*(node.cost for node in graph.nodes), *out, *back) or 1
     return Scaled(
         sizes=tuple(-(-size // unit) for size in sizes),
         workspaces=tuple(-(-size // unit) for size in workspaces),
         budget=room_bytes // unit,
         costs=tuple(node.cost // cost_unit for node in graph.nodes),
+        offload_costs=tuple(cost // cost_unit for cost in out),
+        fetch_costs=tuple(cost // cost_unit for cost in back),
         size_unit_bytes=unit,
         cost_unit=cost_unit,
         lossless=all(size % unit == 0 for size in (*sizes, *workspaces)),

@@ -38,6 +38,12 @@ class Settings:
         max_positions: limit of the sequence for free order. Longer ones are too hard to be solved.
         sequence_computations: C_v of that sequence.
 
+    Args, of offloading:
+        copies_share: share of the time for the bound from the copies (offloading/bound.py).
+        max_fetches: how often a model may fetch a value. In a model of the bound, the last fetch stands for all further
+            ones.
+        max_timed_events: limit of the possible recomputations of a model of the bound, each of which has a time.
+
     Args, of the neighbourhoods:
         work_limit: limit of CP-SAT's deterministic time for one, roughly in seconds. More closes larger neighbourhoods,
             and leaves time for fewer.
@@ -68,6 +74,10 @@ class Settings:
     event_bytes: int = 2000
     max_positions: int = 64
     sequence_computations: int = 6
+
+    copies_share: float = 0.1
+    max_fetches: int = 2
+    max_timed_events: int = 2000
 
     work_limit: float = 0.3
     first_freed: float = 16.0

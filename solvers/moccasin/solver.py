@@ -13,16 +13,21 @@ graphs uses section 2.1's sequence of sum C_v positions. `Moccasin.paper()` is t
   too).
 - In free order, larger graphs keep one good topological order. That leads to a schedule, but to no bound other than the
   baseline.
+- Values with costs of transfers may be offloaded, which the paper leaves to future research: a fetch from host memory
+  begins a retention interval as a computation does, and events have times (lanes.py). The models of the bound then are
+  those in stages, so `cost_lower_bound` is about schedules in stages that fetch anywhere and any number of times, or it
+  is the bound of offloading/bound.py, about all schedules in fixed order. The simulator computes the cost of schedules.
 """
 
 import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from checkmate_tf.errors import SolverError
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.solvers.base import Result, Solver
@@ -33,6 +38,8 @@ from checkmate_tf.solvers.moccasin.candidates import (
     Window,
     all_windows,
     bound_candidates,
+    fetch_candidates,
+    fetch_windows,
     repeat_limits,
     repeat_windows,
     sequence_candidates,
@@ -44,11 +51,15 @@ from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
     Neighbourhoods,
     event_times,
+    fetch_events,
+    offer_hidden,
     run_cpsat,
     schedule_in_stages,
     stage_repeats,
 )
 from checkmate_tf.solvers.moccasin.settings import SETTINGS, Rung
+from checkmate_tf.solvers.offloading.bound import bound_cost
+from checkmate_tf.solvers.offloading.choose import has_transfers
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.registry import get_solver
 from checkmate_tf.solvers.search import Search, Update
@@ -79,6 +90,7 @@ class Moccasin(Solver):
     presolve: bool = True
     workers: int = 1
     max_fruitless: int = 30
+    offloads: ClassVar[bool] = True
 
     @staticmethod
     def paper() -> "Moccasin":
@@ -90,6 +102,12 @@ class Moccasin(Solver):
         return Moccasin(precedence="reservoir", start="two_phases", strategy="whole", presolve=False)
 
     def search(self, search: Search) -> Result:
+        in_stages = search.problem.order == "fixed" or self.strategy == "neighbourhoods"
+        if has_transfers(search.problem.graph) and not (self.precedence == "cover" and in_stages):
+            raise SolverError(
+                'the paper\'s models do not offload: choose precedence="cover", with strategy="neighbourhoods" or the '
+                "fixed order, or drop_transfers(graph)"
+            )
         attempt = _Attempt(self, Incumbent(search), search.deadline_s, search.seed)
         return attempt.free() if search.problem.order == "free" else attempt.fixed()
 
@@ -126,11 +144,17 @@ class _Attempt:
         self.graph = self.problem.graph
         self.scaled = scaled(self.problem)
         self.repeatable = [node.recomputable for node in self.graph.nodes]
+        self.offloads = has_transfers(self.graph)
+        # Without the order in a stage, no event is the one after a fetch.
+        self.rungs = [rung for rung in SETTINGS.rungs if not (self.offloads and rung.stages_only)]
 
     # -- fixed order: stages
 
     def fixed(self) -> Result:
         with contextlib.suppress(TimeoutError):  # A model that is not built in time is abandoned.
+            if self.offloads and self.proves:
+                deadline_s = self.deadline_s - (1 - SETTINGS.copies_share) * self._left_s()
+                self.incumbent.raise_bound(bound_cost(self.graph, self.problem.budget_bytes, deadline_s=deadline_s))
             self._start()
             if self.options.strategy == "whole":
                 self._whole()
@@ -156,7 +180,7 @@ class _Attempt:
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
                 return
             if self.proves:
-                self._bound(SETTINGS.rungs[0])
+                self._bound(self.rungs[0])
         if not self.infeasible:
             self._first_phase()
 
@@ -176,7 +200,7 @@ class _Attempt:
         formulation = self._build(whole.candidates, least_peak=True)
         formulation.hint(self._times_of(make_retain_all_schedule(self.graph)))
         how = self._run(self._left_s())
-        run_cpsat(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
+        run_cpsat(formulation, how, on_schedule=self._offer, stop_above=self.scaled.budget)
 
     def _whole(self) -> None:
         """Solves the paper's model of all nodes, with at most C_v computations of each."""
@@ -185,12 +209,15 @@ class _Attempt:
             return
         formulation = self._build(whole.candidates)
         if self.incumbent.schedule is not None:
-            formulation.hint(self._times_of(self.incumbent.schedule))
+            fetched = fetch_events(self.graph, self.incumbent.schedule)
+            formulation.hint(
+                self._times_of(self.incumbent.schedule), {value: times for value, (times, _) in fetched.items()}
+            )
         beyond = self._beyond(whole.limits)
         answer = run_cpsat(
             formulation,
             self._run(self._left_s()),
-            on_order=self._offer,
+            on_schedule=self._offer,
             on_bound=lambda bound: self._raise(min(bound, beyond)),
         )
         if answer.closed and not answer.infeasible:
@@ -209,7 +236,20 @@ class _Attempt:
         limits, windows = self._limits_and_windows(None)
         if not self._has_memory(_num_events(windows)):
             return None
-        return _WholeModel(limits, stage_candidates(self.graph, limits, windows))
+        return _WholeModel(limits, self._with_fetches(stage_candidates(self.graph, limits, windows), windows))
+
+    def _with_fetches(
+        self, candidates: Candidates, windows: Sequence[Window], *, max_fetches: int | None = None
+    ) -> Candidates:
+        """Adds the fetches that may help. With a limit, the last one of a value stands for all beyond it."""
+        fetches = fetch_candidates(
+            self.graph, candidates, self._fetch_windows(windows), max_fetches=max_fetches or len(self.graph.nodes),
+            relax=max_fetches is not None,
+        )  # fmt: skip
+        return replace(candidates, fetches=fetches)
+
+    def _fetch_windows(self, windows: Sequence[Window]) -> tuple[Window, ...]:
+        return fetch_windows(self.graph, self.problem.budget_bytes, windows, presolve=self.options.presolve)
 
     def _times_of(self, schedule: Schedule) -> list[list[int]]:
         """Lists the events at which a schedule computes each node, in the form of the whole model's hint."""
@@ -223,7 +263,7 @@ class _Attempt:
     def _search(self) -> None:
         """Searches neighbourhoods and proves bounds in turn, each from the other's results."""
         random = np.random.default_rng(self.seed)
-        rungs = list(SETTINGS.rungs) if self.proves else []
+        rungs = list(self.rungs) if self.proves else []
         searched: int | None = -1  # the cost at which neighbourhoods last gained nothing
         while self._left_s() > 0 and not self.incumbent.is_closed() and not self.infeasible:
             cost = self.incumbent.cost
@@ -237,7 +277,9 @@ class _Attempt:
 
     def _improve(self, random: np.random.Generator, limit_s: float) -> None:
         limits, windows = self._limits_and_windows(self._extra_units())
-        loop = Neighbourhoods(self.scaled, limits, windows, self.options.precedence, self.options.workers)
+        loop = Neighbourhoods(
+            self.scaled, limits, windows, self._fetch_windows(windows), self.options.precedence, self.options.workers
+        )
         until_s = time.perf_counter() + limit_s
         self.neighbourhoods += loop.improve(
             self.incumbent, until_s=until_s, random=random, max_fruitless=self.options.max_fruitless
@@ -248,13 +290,14 @@ class _Attempt:
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
         num_events = _num_events(windows)
-        small = num_events <= SETTINGS.max_events
+        small = num_events <= (SETTINGS.max_timed_events if self.offloads else SETTINGS.max_events)
         if not (small or rung.stages_only) or not self._has_memory(num_events):
             return
         if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
         else:
             candidates = stage_candidates(self.graph, limits, windows, relax=True)
+            candidates = self._with_fetches(candidates, windows, max_fetches=SETTINGS.max_fetches)
         formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows, deadline_s=self.deadline_s)
         known = (self.incumbent.bound - self.graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() >= known)
@@ -262,7 +305,7 @@ class _Attempt:
             formulation.model.add(formulation.extra() <= extra - 1)
         share = SETTINGS.bound_share if small else SETTINGS.large_bound_share
         how = self._run(share * self._left_s())
-        answer = run_cpsat(formulation, how, on_order=self._offer, on_bound=self._raise)
+        answer = run_cpsat(formulation, how, on_schedule=self._offer, on_bound=self._raise)
         self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
         if not self.scaled.lossless:
             return
@@ -296,7 +339,8 @@ class _Attempt:
         found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
         if not self.incumbent.offer(Schedule(found.order)) and self._left_s() > 0:
             self._in_order(found.order)
-            self._sequence()
+            if not self.offloads:
+                self._sequence()
 
     def _in_order(self, order: tuple[int, ...]) -> None:
         """Solves the graph in this topological order by stages. That leads to a schedule, but to no bound."""
@@ -322,7 +366,7 @@ class _Attempt:
         formulation = build(self.graph, self.scaled, candidates, deadline_s=self.deadline_s)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
-        answer = run_cpsat(formulation, self._run(self._left_s()), on_order=self._offer)
+        answer = run_cpsat(formulation, self._run(self._left_s()), on_schedule=self._offer)
         self.rung = f"sequence, C_v {max(limits.computations)}"
         bound = extra if answer.infeasible else answer.objective_bound
         if answer.infeasible and extra is None:
@@ -391,8 +435,8 @@ class _Attempt:
         ]
         return min(extras, default=2**62)
 
-    def _offer(self, order: list[int]) -> None:
-        self.incumbent.offer(Schedule.of(order))
+    def _offer(self, schedule: Schedule) -> None:
+        offer_hidden(self.incumbent, schedule)
 
     def _raise(self, extra_units: int) -> None:
         if self.scaled.lossless:

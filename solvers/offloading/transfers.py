@@ -69,12 +69,32 @@ def _offload(graph: Graph, schedule: Schedule, budget_bytes: int, room_bytes: in
     return Schedule(schedule.order, tuple(sorted((gap.reader, gap.value) for gap in chosen)))
 
 
+def drop_unread_fetches(graph: Graph, schedule: Schedule) -> Schedule:
+    """Returns the schedule without fetches of copies that nothing reads before the next one, and without offloads."""
+    at: dict[int, set[int]] = {}
+    for position, value in schedule.fetches:
+        at.setdefault(position, set()).add(value)
+    wanted = set(graph.outputs)
+    read = []
+    for position in range(len(schedule) - 1, -1, -1):
+        node = graph.nodes[schedule.order[position]]
+        wanted.difference_update(node.outputs)
+        wanted.update(node.inputs)
+        for value in at.get(position, set()) & wanted:
+            read.append((position, value))
+            wanted.discard(value)
+    return Schedule(schedule.order, tuple(sorted(read)))
+
+
 def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
-    """Returns the schedule within the budget with earlier fetches, and with values held until their copies out end."""
+    """Returns the schedule within the budget with earlier fetches, and with values held until their copies out end.
+
+    Returns a schedule above the budget itself.
+    """
     held = _hold_until_out(graph, schedule, budget_bytes)
     early = _fetch_early(graph, held, budget_bytes)
     options = [one for one in (schedule, held, early) if simulate(graph, one).peak_bytes <= budget_bytes]
-    return min(options, key=lambda one: simulate(graph, one).cost)
+    return min(options, key=lambda one: simulate(graph, one).cost, default=schedule)
 
 
 def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:

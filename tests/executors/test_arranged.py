@@ -30,9 +30,8 @@ def recurrent() -> keras.Model:
 
 def attention() -> keras.Model:
     inputs = outputs = keras.Input((16, 32))
-    for _ in range(2):
-        outputs = layers.Add()([outputs, layers.MultiHeadAttention(2, 16, dropout=0.1)(outputs, outputs)])
-        outputs = layers.Dense(32, "gelu")(layers.LayerNormalization()(outputs))
+    outputs = layers.Add()([outputs, layers.MultiHeadAttention(2, 16, dropout=0.1)(outputs, outputs)])
+    outputs = layers.Dense(32, "gelu")(layers.LayerNormalization()(outputs))
     return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(outputs)))
 
 

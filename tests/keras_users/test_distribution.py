@@ -27,7 +27,7 @@ def test_mirrored_fit_equals_stock(mirrored: dict[str, Any], record_property: An
         ("synchronized BatchNorm", "joins its replicas"),
         ("own train_step", "has a train_step of its own"),
         ("XLA", "compile it with jit_compile=False"),
-        ("odd batch", "take a batch size that 2 divides"),
+        ("odd batch", "use a multiple of 2"),
     ],
 )
 def test_mirrored_refusals(mirrored: dict[str, Any], what: str, message: str) -> None:

@@ -40,7 +40,7 @@ import keras
 from keras import layers
 
 def chain():
-    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(10)]
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(7)]
     model = keras.Sequential(
         [keras.Input((32, 32, 3)), *convolutions, layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
     )
@@ -49,10 +49,10 @@ def chain():
 """
 
 
-def chain(shape: tuple[int | None, ...] = (32, 32, 3)) -> keras.Model:
-    """Ten convolutions whose outputs take 32 KiB a row at 32 x 32."""
+def chain(shape: tuple[int | None, ...] = (32, 32, 3), *, num_layers: int = 10) -> keras.Model:
+    """Convolutions whose outputs take 32 KiB a row at 32 x 32."""
     keras.utils.set_random_seed(1)
-    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(10)]
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(num_layers)]
     head = [layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
     model = keras.Sequential([keras.Input(shape), *convolutions, *head])
     model.compile(**OPTIMIZER)
@@ -102,7 +102,7 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
 @pytest.mark.parametrize("axis", ["image", "height"])
 def test_images_of_any_size_are_modelled(axis: Any) -> None:
     width = None if axis == "image" else 96
-    model = chain((None, width, 3))
+    model = chain((None, width, 3), num_layers=5)
     found = max_batch_size(
         model, budget=24 * MIB, batch_size=2, axis=Axis(axis, maximum=512, multiple_of=8), measure=False, **QUICK
     )
@@ -110,7 +110,8 @@ def test_images_of_any_size_are_modelled(axis: Any) -> None:
     assert found.size % 8 == 0
     assert found.batch_size == 2
     # Traced at the very size, nothing is modelled.
-    graph = trace_model(chain((found.size, width or found.size, 3)), batch_size=2).extract().graph
+    same = chain((found.size, width or found.size, 3), num_layers=5)
+    graph = trace_model(same, batch_size=2).extract().graph
     assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
@@ -143,7 +144,8 @@ def test_sequences_of_any_length_are_modelled() -> None:
 
 
 def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
-    found = max_batch_size(chain(), axis=Axis("batch", maximum=16), max_overhead="10%", measure=False, **QUICK)
+    model = chain(num_layers=5)
+    found = max_batch_size(model, axis=Axis("batch", maximum=16), max_overhead="10%", measure=False, **QUICK)
     assert found.size == 16
     assert found.beyond == "the largest allowed"
     assert found.plan.overhead == 0
@@ -215,7 +217,7 @@ def test_the_least_budget_that_is_named_works() -> None:
     """The least that any node needs is what Adam's update needs: a bound, and no budget that works."""
 
     def build() -> keras.Model:
-        units = [layers.Dense(32, "relu") for _ in range(6)]
+        units = [layers.Dense(32, "relu") for _ in range(3)]
         model = keras.Sequential([keras.Input((32,)), *units, layers.Dense(1)])
         model.compile("adam", "mse", jit_compile=False)
         return model
@@ -242,7 +244,7 @@ def test_an_interrupt_gives_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(SizeSearch, "report", stop)
     with pytest.raises(SearchInterrupt, match="largest batch found until then") as caught:
-        max_batch_size(chain(), budget=32 * MIB, **QUICK)
+        max_batch_size(chain(num_layers=5), budget=32 * MIB, **QUICK)
     found: Any = caught.value.found
     assert not found.confirmed
     assert len(found.trials) == 1

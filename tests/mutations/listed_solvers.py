@@ -213,6 +213,13 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "the bound would be above what the best schedule costs",
         "moccasin::the_relaxation_bounds_every_schedule_in_fixed_order_whatever_the_limit",
     ),
+    _solver(
+        "moccasin/lanes",
+        "self.model.add(begin >= sent[value])",
+        "self.model.add(begin >= 0)",
+        "a value could be copied back before it is copied out",
+        "offloading::moccasins_model_alone_counts_copies_that_cannot_hide",
+    ),
     # fastsa
     _solver(
         "fastsa/node_grouping",

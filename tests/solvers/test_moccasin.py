@@ -20,6 +20,7 @@ from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
     all_windows,
     bound_candidates,
+    fetch_windows,
     neighbourhood_candidates,
     repeat_limits,
     repeat_windows,
@@ -81,7 +82,7 @@ def test_least_capacity_of_a_schedule_in_stages_is_its_simulated_peak(case):
     )
     answer = run_cpsat(build(graph, scaled(problem), candidates, least_peak=True), _run())
     assert answer.closed
-    assert answer.order == list(schedule.order)
+    assert answer.schedule == schedule
     peak = simulate(graph, schedule).peak_bytes
     assert graph.resident_bytes + answer.objective_bound * scaled(problem).size_unit_bytes == peak
 
@@ -119,9 +120,9 @@ def test_a_hinted_schedule_is_the_first_solution(case):
     assume(all(1 + len(stages) <= limit for stages, limit in zip(repeats, limits, strict=True)))
     formulation = build(graph, scaled(problem), candidates)
     formulation.hint(event_times(repeats))
-    orders: list[list[int]] = []
-    run_cpsat(formulation, CpSatSettings(5, seed=0), on_order=orders.append)
-    costs = [int(graph.costs[order].sum()) for order in orders]
+    found: list[Schedule] = []
+    run_cpsat(formulation, CpSatSettings(5, seed=0), on_schedule=found.append)
+    costs = [simulate(graph, one).cost for one in found]
     assert costs[0] <= simulate(graph, schedule).cost
 
 
@@ -368,7 +369,8 @@ def test_neighbourhoods_reach_the_optimum_from_a_wasteful_schedule():
     incumbent.offer(_recomputed_everywhere(graph, problem.budget_bytes))
     start = incumbent.cost
     windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))
-    loop = Neighbourhoods(scaled(problem), repeat_limits(graph, 3, windows=windows), windows)
+    no_fetches = fetch_windows(graph, problem.budget_bytes, windows)
+    loop = Neighbourhoods(scaled(problem), repeat_limits(graph, 3, windows=windows), windows, no_fetches)
     tried = loop.improve(incumbent, until_s=time.perf_counter() + 60, random=np.random.default_rng(0), max_fruitless=15)
     oracle = solve(graph, problem.budget_bytes, solver="moccasin", time_limit_s=60)
     assert tried > 0

@@ -1,8 +1,10 @@
 """Keep, recompute or offload, chosen together: against exhaustive search on tiny graphs."""
 
 import math
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +16,19 @@ from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, si
 from checkmate_tf.solvers import Problem, Status, solve
 from checkmate_tf.solvers.checkmate import milp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
+from checkmate_tf.solvers.incumbent import Incumbent
+from checkmate_tf.solvers.moccasin import solver as moccasin
+from checkmate_tf.solvers.moccasin.candidates import fetch_windows, repeat_limits, repeat_windows
+from checkmate_tf.solvers.moccasin.scaling import scaled
+from checkmate_tf.solvers.moccasin.search import Neighbourhoods, offer_hidden
+from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
+from checkmate_tf.solvers.search import Search
 from tests.graphs import graphs, training_chain, training_graphs
 from tests.solvers.offloading_oracle import find_least_cost
 
@@ -148,19 +157,81 @@ def test_the_program_alone_counts_fetches_that_a_node_waits_for(monkeypatch, cop
     assert (solution.status, solution.cost_lower_bound, solution.simulation.cost) == (Status.OPTIMAL, cost, cost)
 
 
-def test_the_program_alone_counts_memory_that_is_not_free_before_a_copy_is_out(monkeypatch):
-    """p waits until the value of a is copied out, and z until it is back. Without the first wait, it would be 113."""
-    monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
-    values = (Value("a", 10, offload_cost=10, fetch_cost=10), Value("p", 10), Value("c", 1), Value("z", 1))
-    nodes = (
+WAITING = Graph(
+    (
         Node("a", "op", (), (0,), cost=1, recomputable=False),
         Node("p", "op", (), (1,), cost=1, recomputable=False),
         Node("c", "op", (1,), (2,), cost=100, recomputable=False),
         Node("z", "op", (0, 2), (3,), cost=1, recomputable=False),
-    )
+    ),
+    (Value("a", 10, offload_cost=10, fetch_cost=10), Value("p", 10), Value("c", 1), Value("z", 1)),
+    outputs=(3,),
+)
+
+
+def test_the_program_alone_counts_memory_that_is_not_free_before_a_copy_is_out(monkeypatch):
+    """p waits until the value of a is copied out, and z until it is back. Without the first wait, it would be 113."""
+    monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
     solver = CheckmateMilp(backend="highs", start_from=())
-    solution = solve(Graph(nodes, values, outputs=(3,)), 13, solver=solver, time_limit_s=20)
+    solution = solve(WAITING, 13, solver=solver, time_limit_s=20)
     assert 113 < solution.cost_lower_bound <= solution.simulation.cost == 123
+
+
+def test_moccasin_offloads_a_value_that_waits_on_either_lane(monkeypatch):
+    """a is out after 11, so p and c run until 112; a is back 10 later, and z ends at 123."""
+    monkeypatch.setattr(moccasin, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
+    solution = solve(WAITING, 13, solver=Moccasin(start="two_phases"), time_limit_s=20)
+    assert (solution.status, solution.cost_lower_bound, solution.simulation.cost) == (Status.OPTIMAL, 123, 123)
+
+
+@pytest.mark.parametrize(("layers", "copy", "cost"), [(3, 1, 15), (3, 4, 18), (3, 10, 28), (4, 1, 18), (4, 4, 20)])
+def test_moccasins_model_alone_counts_copies_that_cannot_hide(monkeypatch, layers, copy, cost):
+    """With the bound of the copies left out, only CP-SAT proves these costs, which `find_least_cost` finds."""
+    monkeypatch.setattr(moccasin, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
+    graph = let_offload(training_chain(layers, size=5, cost=2), copy)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=Moccasin(start="two_phases"), time_limit_s=20)
+    assert (solution.status, solution.cost_lower_bound, solution.simulation.cost) == (Status.OPTIMAL, cost, cost)
+    assert solution.schedule.fetches
+
+
+@pytest.mark.parametrize("strategy", ["neighbourhoods", "whole"])
+def test_moccasin_recomputes_where_copies_take_longer(strategy):
+    graph = let_offload(training_chain(3, size=5, cost=2), 10)
+    solver = Moccasin(start="two_phases", strategy=strategy)
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=solver, time_limit_s=20)
+    assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, 16)
+    assert not solution.schedule.fetches
+
+
+def test_neighbourhoods_exchange_fetches_and_recomputations():
+    """They begin with all values offloaded that can be, where copies take much longer than nodes."""
+    graph = let_offload(training_chain(6, size=10, cost=10), 40)
+    problem = Problem(graph, int(0.7 * simulate_stock(graph).peak_bytes))
+    incumbent = Incumbent(Search(problem, 60.0))
+    offer_hidden(incumbent, offload_to_fit(graph, make_retain_all_schedule(graph), problem.budget_bytes))
+    first = incumbent.cost
+    windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))
+    limits, where = repeat_limits(graph, 3, windows=windows), fetch_windows(graph, problem.budget_bytes, windows)
+    loop = Neighbourhoods(scaled(problem), limits, windows, where)
+    loop.improve(incumbent, until_s=time.perf_counter() + 60, random=np.random.default_rng(0), max_fruitless=5)
+    recomputed = solve(drop_transfers(graph), problem.budget_bytes, solver="moccasin", time_limit_s=20)
+    assert incumbent.cost <= recomputed.simulation.cost < first
+    check_schedule(graph, incumbent.schedule, order="fixed")
+
+
+@pytest.mark.parametrize(("solver", "order"), [(Moccasin.paper(), "fixed"), (Moccasin(strategy="whole"), "free")])
+def test_moccasins_models_of_the_paper_say_that_they_do_not_offload(solver, order):
+    with pytest.raises(SolverError, match="the paper's models do not offload"):
+        solve(let_offload(training_chain(3), 1), "80%", solver=solver, order=order)
+
+
+def test_moccasin_offloads_in_free_order():
+    graph = let_offload(training_chain(8, size=10, cost=10), 2)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solution = solve(graph, "80%", solver="moccasin", order="free", time_limit_s=5)
+    assert solution.schedule.fetches
+    assert solution.simulation.cost == graph.baseline_cost
 
 
 def test_checkmate_milp_recomputes_where_copies_take_longer():
@@ -176,18 +247,22 @@ def test_the_papers_program_says_that_it_does_not_offload():
         solve(graph, "80%", solver=CheckmateMilp.paper())
 
 
-@settings(deadline=None, max_examples=30)
-@given(offloading_problems())
-def test_checkmate_milp_proves_only_what_exhaustive_search_finds(problem):
-    solution = solve(problem.graph, problem.budget_bytes, solver=CheckmateMilp(backend="highs"), time_limit_s=5)
-    least = find_least_cost(problem.graph, problem.budget_bytes, stages=True)
-    if solution.schedule is None:
-        assert least is None
-        return
-    check_schedule(problem.graph, solution.schedule, order="fixed")
-    assert simulate(problem.graph, solution.schedule).peak_bytes <= problem.budget_bytes
-    assert problem.graph.baseline_cost <= solution.cost_lower_bound <= solution.simulation.cost
-    if least is not None:
-        assert solution.cost_lower_bound <= least
-        if solution.status is Status.OPTIMAL:
-            assert solution.simulation.cost <= least
+@pytest.mark.parametrize("solver", [CheckmateMilp(backend="highs"), Moccasin(start="two_phases")])
+def test_a_solver_proves_only_what_exhaustive_search_finds(solver):
+    @settings(deadline=None, max_examples=30)
+    @given(offloading_problems())
+    def hold(problem: Problem) -> None:
+        solution = solve(problem.graph, problem.budget_bytes, solver=solver, time_limit_s=20)
+        least = find_least_cost(problem.graph, problem.budget_bytes, stages=True)
+        if solution.schedule is None:
+            assert least is None
+            return
+        check_schedule(problem.graph, solution.schedule, order="fixed")
+        assert simulate(problem.graph, solution.schedule).peak_bytes <= problem.budget_bytes
+        assert problem.graph.baseline_cost <= solution.cost_lower_bound <= solution.simulation.cost
+        if least is not None:
+            assert solution.cost_lower_bound <= least
+            if solution.status is Status.OPTIMAL:
+                assert solution.simulation.cost <= least
+
+    hold()

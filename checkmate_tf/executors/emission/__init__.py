@@ -1,6 +1,6 @@
-"""Both executors write copies of a training step's operations with what is here.
+"""Writes copies of a training step's operations, for both executors.
 
-`copies` names operations and knows which copy of a tensor is read, `ordering` says what an ordering policy is,
-`awaited_calls` keeps changes of variables behind the loops that read them, and `function` makes a TensorFlow function
-of the result. Imports the core and tracing. Start reading at `writer.NodeWriter`.
+`copies` names operations and chooses the copy of a tensor that an operation reads. `ordering` defines the interface of
+ordering policies. `awaited_calls` keeps changes of variables behind the loops that read them, and `function` makes a
+TensorFlow function of the result. Imports the core and tracing. Start reading at `writer.NodeWriter`.
 """

@@ -1,8 +1,9 @@
-"""Sees to it that a repeated call of functions, such as a loop, reads the values of variables that its first one read.
+"""Ensures that a repeated call of functions, such as a loop, reads the same values of variables as the first call.
 
-The functions of a call read variables while they run. What changes such a variable waits for the call in the source;
-in a rewritten step it has to wait for each of its repeats, too. That their results are read before does not suffice:
-TensorFlow puts the functions' operations in the place of a call, each of which waits for its own inputs alone.
+The functions of a call read variables while they run. In the source, operations that change such a variable wait for
+the call. In a rewritten step, they must wait for each of its repeats, too. It is not enough that they come after the
+readers of its results: TensorFlow replaces a call by the functions' operations, each of which waits only for its own
+inputs.
 """
 
 from collections import Counter
@@ -16,12 +17,12 @@ from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
 
 
 def find_awaited_calls(ops: OpList, op: int) -> list[int]:
-    """Finds the calls of functions that an operation waits for without reading their results."""
+    """Lists the calls of functions for which an operation waits without reading their results."""
     return [source for source in ops.controls[op] if ops.ops[source].type in FUNCTION_CALL_TYPES]
 
 
 def find_awaited_nodes(ops: OpList, grouping: Grouping) -> list[set[int]]:
-    """Finds the nodes with the calls that each node waits for, [num_nodes]."""
+    """Returns, for each node, the nodes with the calls for which it waits, [num_nodes]."""
     return [
         {grouping.group_of[call] for member in group.members for call in find_awaited_calls(ops, member)} - {node}
         for node, group in enumerate(grouping.groups)
@@ -29,12 +30,13 @@ def find_awaited_nodes(ops: OpList, grouping: Grouping) -> list[set[int]]:
 
 
 def delay_changes(graph: Graph, schedule: Schedule, awaited: Sequence[Collection[int]]) -> Schedule:
-    """Moves what waits for a call, and all that follows it, behind the call's last repeat.
+    """Moves nodes that wait for a call, and the nodes that depend on them, behind the call's last repeat.
 
     Args:
-        awaited: the nodes with calls that each node waits for, [num_nodes].
+        awaited: for each node, the nodes with the calls for which it waits, [num_nodes].
 
-    Returns the schedule itself where all waits already.
+    Returns:
+        The new schedule; the same object if no node had to move.
     """
     order = schedule.order
     left = Counter(order)

@@ -1,8 +1,8 @@
-"""Names each copy of an operation in a rewritten step, and knows which copy of a tensor an operation reads.
+"""Names each copy of an operation in a rewritten step, and chooses the copy of a tensor that an operation reads.
 
-Every node's first computation keeps the names of its operations; a repeat is a copy of them, named
-`.../recompute_k` and made unique by an attribute, without which grappler would merge it with the
-original again. Views are repeated with what they view; single operations run once, as before.
+Every node's first computation keeps the names of its operations. A repeat is a copy of them, named `.../recompute_k`.
+An attribute makes it unique, because grappler would otherwise merge it with the original. Views are repeated with the
+tensors that they view. Single operations run once, as in the source.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ _NOTHING_FRESH: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Reads:
-    """These are the tensors that the node being written reads otherwise than from the newest copies; by default none.
+    """The tensors that the node being written does not read from the newest copies; by default none.
 
     Args:
-        given: the names to read some tensors by.
-        within: nodes that it computes within itself, so that it reads copies of its own of their results.
-        late: name of a tensor -> name of the same tensor once it has waited.
+        given: tensor -> the name by which to read it.
+        within: nodes that it computes within itself, so that it reads its own copies of their results.
+        late: name of a tensor -> name of the same tensor behind a wait.
     """
 
     given: Mapping[TensorId, str] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Reads:
 
 
 class Copies:
-    """Writes operations and knows the newest copy of each.
+    """Writes operations, and keeps the name of the newest copy of each.
 
     Attributes:
         written: the operations of the rewritten step so far, in order.
-        name_of: op -> its newest copy, for ops in a group; the only one of a single op.
-        renamed: name of a tensor -> what all that is written from now on reads in its place.
-        reads: what the node being written reads otherwise.
+        name_of: op -> its newest copy, for ops in a group; the only copy of a single op.
+        renamed: name of a tensor -> the name that later operations read instead.
+        reads: the tensors that the node being written does not read from the newest copies.
         sum_shapes: name of an AddN -> the shape of its result.
-        own_views: name of a tensor -> the opaque view that it is, for views that one operation alone reads.
+        own_views: name of an opaque view's output -> the view, for views that only one operation reads.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Copies:
         """Begins an empty step.
 
         Args:
-            lower: writes an op under a name, from named inputs, otherwise than the source does; False where it
-                leaves the op as it is.
-            compute_within: gives the names of a node's ops for a reader that computes the node within itself.
+            lower: writes an op under a name, from named inputs, in another form than the source. Returns False if it
+                writes nothing, so that the op is copied.
+            compute_within: returns the names of a node's ops for a reader that computes the node within itself.
         """
         self.training_graph = training_graph
         self.ops = training_graph.ops
@@ -82,7 +82,7 @@ class Copies:
         self._num_views: dict[int, int] = {}
 
     def graph_def(self) -> GraphDef:
-        """Returns everything that was written."""
+        """Returns all operations that were written."""
         return GraphDef(node=self.written, versions=self.source.versions, library=self.source.library)
 
     def dtype(self, tensor: TensorId) -> tf.DType:
@@ -90,21 +90,24 @@ class Copies:
         return self.ops.ops[tensor[0]].outputs[tensor[1]].dtype
 
     def size_bytes(self, tensor: TensorId) -> int:
-        """Returns the bytes of a tensor; 0 where they are not known."""
+        """Returns the bytes of a tensor; 0 if they are unknown."""
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def name_newest(self, tensor: TensorId) -> str:
-        """Returns the newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
+        """Returns the newest copy of the op that yields a tensor, or that yields the tensor it views.
+
+        Returns "" for single ops.
+        """
         root = self.grouping.root(tensor)
         return "" if root is None else self.name_of.get(root[0], "")
 
     def tensor(self, tensor: TensorId, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
-        """Returns the name to read a tensor by: that of its newest copy, unless `reads` or `renamed` say otherwise.
+        """Returns the name by which to read a tensor: that of its newest copy, unless `reads` or `renamed` differ.
 
-        Single ops and views are written where they are asked for.
+        If the tensor comes from a single op or a view that is not written yet, this writes it.
 
         Args:
-            fresh: op -> name, of the copy of the node being written.
+            fresh: op -> name, for the copy of the node that is being written.
         """
         given = self.reads.given.get(tensor)
         if given is not None:
@@ -131,7 +134,7 @@ class Copies:
         return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"
 
     def name_control(self, op: int, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
-        """Returns the name of the first computation of an op, to wait for; `fresh` as for `tensor`."""
+        """Returns the name of the first computation of an op, for control inputs; `fresh` as for `tensor`."""
         node = self.grouping.group_of[op]
         if node >= 0:
             if self._compute_within is None or op in self.name_of:
@@ -140,13 +143,13 @@ class Copies:
         return self._name_single(op, fresh) if op in self.singles else self._name_view(op, fresh)
 
     def write_outputs(self) -> list[str]:
-        """Writes the single ops that only the caller or the runtime needs; the names of the step's results."""
+        """Writes the single ops that only the caller or the runtime needs. Returns the names of the step's results."""
         outputs = [self.tensor(tensor) for tensor in self.ops.outputs]
         self.control_outputs()
         return outputs
 
     def control_outputs(self) -> list[str]:
-        """Returns the names of the operations that must run though no result needs them."""
+        """Returns the names of the operations that must run although no result needs them."""
         return [self.name_control(op) for op in self.ops.control_outputs]
 
     def write(
@@ -161,9 +164,9 @@ class Copies:
         """Writes a copy of an op.
 
         Args:
-            inputs: the names of its inputs, those that it only waits for last.
-            unique: what tells the copy from all others; empty for the first.
-            hold: makes the op wait, by changing its definition.
+            inputs: the names of its inputs; control inputs come last.
+            unique: a text that differs for each copy; empty for the first.
+            hold: changes the definition of the op so that it waits.
         """
         if self._lower is not None and self._lower(op, name, inputs):
             return
@@ -176,7 +179,7 @@ class Copies:
             if attribute in definition.attr:
                 del definition.attr[attribute]
         if "parallel_iterations" in definition.attr:
-            # With iterations side by side, what a loop holds would differ from run to run.
+            # With parallel iterations, the memory of a loop would vary from run to run.
             definition.attr["parallel_iterations"].i = 1
         if unique:
             definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
@@ -187,16 +190,16 @@ class Copies:
         self.written.append(definition)
 
     def write_identity(self, name: str, source: str, dtype: tf.DType, op: int, waits: list[str]) -> None:
-        """Writes a view of the tensor `source` on the device of an op; it waits for `waits` besides."""
+        """Writes a view of the tensor `source` on the device of an op. The view also waits for `waits`."""
         definition = NodeDef(name=name, op="Identity", device=self.ops.ops[op].device)
         definition.input.extend([source, *waits])
         definition.attr["T"].type = dtype.as_datatype_enum
         self.written.append(definition)
 
     def write_opaque_view(self, name: str, source: str, op: int, position: int, *, shared: bool = False) -> NodeDef:
-        """Writes a view of an op's input, read by the name `source`, that grappler does not look behind.
+        """Writes a view, through which grappler does not look, of an op's input with the name `source`.
 
-        `shared` says that other operations may read it too.
+        With `shared`, other operations may read the view, too.
         """
         tensor = self.ops.ops[op].inputs[position]
         definition = NodeDef(name=name, op="EnsureShape", device=self.ops.ops[op].device)
@@ -209,7 +212,7 @@ class Copies:
         return definition
 
     def _name_single(self, op: int, fresh: Mapping[int, str]) -> str:
-        """Returns the name of a single op, written with all that it needs the first time that it is asked for."""
+        """Returns the name of a single op. The first call writes it and the single ops that it needs."""
         waiting = [op]
         while waiting:
             current = waiting[-1]
@@ -233,7 +236,7 @@ class Copies:
         return self.name_of[op]
 
     def _name_view(self, op: int, fresh: Mapping[int, str]) -> str:
-        """Returns the name of the view of the newest copy of what it is a view of."""
+        """Returns the name of a view of the newest copy of the viewed tensor. The first call for a copy writes it."""
         inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
         if (op, inputs) not in self._views:
             number = self._num_views.get(op, 0)
@@ -245,7 +248,7 @@ class Copies:
         return self._views[op, inputs]
 
     def _write_constants(self, op: tf.Operation) -> None:
-        """Writes constants in the place of an op that reads nothing but known shapes."""
+        """Writes constants instead of an op that reads only known shapes."""
         for position, output in enumerate(op.outputs):
             value = _read_shape(op, position)
             definition = NodeDef(
@@ -258,7 +261,7 @@ class Copies:
 
 
 def name_copy(name: str, repeat: int) -> str:
-    """Names an operation's copy number `repeat`; the original is number 0."""
+    """Returns the name of an operation's copy number `repeat`; the original is number 0."""
     return f"{name}/recompute_{repeat}" if repeat else name
 
 

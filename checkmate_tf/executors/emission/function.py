@@ -1,4 +1,4 @@
-"""Makes a function of an emitted step: a GraphDef takes the place of another function's body."""
+"""Represents an emitted step as a function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 @dataclass(frozen=True)
 class EmittedFunction:
-    """An emitted function is a step that follows a schedule.
+    """A step that follows a schedule.
 
     Args:
-        function: takes and returns what the source function does; that itself where nothing was rewritten.
-        copied_ops_per_node: node index -> operations computed again, for the nodes that repeat.
-        num_control_edges: control edges added to keep the order.
-        on_end: called after each step; raises OffloadError where a value could not be copied out of memory.
+        function: has the arguments and results of the source function; the source itself if nothing was rewritten.
+        copied_ops_per_node: node index -> number of operations computed again, for the nodes that repeat.
+        num_control_edges: control edges that were added to keep the order.
+        on_end: called after each step; raises OffloadError if a value could not be copied out of memory.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -26,20 +26,20 @@ class EmittedFunction:
 
     @property
     def graph_def(self) -> GraphDef:
-        """Its operations; may be written to a file."""
+        """Returns the operations, which can be written to a file."""
         return self.function.graph.as_graph_def()
 
     @property
     def num_copied_ops(self) -> int:
-        """Counts the operations that are computed again."""
+        """Returns the number of operations that are computed again."""
         return sum(self.copied_ops_per_node.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; its results, with constants for results that the graph alone tells, such as shapes.
+        """Calls the function. In a traced graph, results that are known without a run become constants, such as shapes.
 
-        XLA does not look into the functions that a step calls: it takes such a result for one that depends on all that
-        the function reads. Where an operation needs the result to be compiled, as the size of an embedding's gradient,
-        the step would be compiled again whenever a variable changes.
+        XLA does not look into the functions that a step calls, and assumes that each result depends on all inputs of
+        the function. If an operation needs a result at compile time, such as the size of an embedding's gradient, the
+        step would otherwise be compiled again whenever a variable changes.
         """
         results = self.function(*args, **kwargs)
         if tf.executing_eagerly():
@@ -56,7 +56,7 @@ class EmittedFunction:
 
 
 def describe_arguments(function: tf.types.experimental.ConcreteFunction) -> str:
-    """Returns dtypes and shapes of what a function takes, without what it captures: "float32[8, 6], int64[8]"."""
+    """Returns dtypes and shapes of a function's arguments, without captures, such as "float32[8, 6], int64[8]"."""
     num_arguments = len(function.inputs) - len(function.captured_inputs)
     specs = [tf.TensorSpec.from_tensor(tensor) for tensor in function.inputs[:num_arguments]]
     sizes = ["[...]" if spec.shape.rank is None else str(spec.shape.as_list()) for spec in specs]

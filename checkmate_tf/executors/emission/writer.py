@@ -1,7 +1,7 @@
 """Writes copies of nodes, for either executor.
 
-`Copies` names the operations and knows which copy of a tensor is read, and an `OrderingPolicy` makes them wait for each
-other.
+`Copies` names the operations and chooses the copies of tensors that they read. An `OrderingPolicy` makes them wait for
+each other.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,10 +17,10 @@ from checkmate_tf.schedule import Schedule, check_schedule
 def check_emitted(graph: Graph, schedule: Schedule, awaited: Sequence[Collection[int]]) -> None:
     """Raises EmissionError for a schedule that cannot be emitted as it is.
 
-    It has to compute the graph, and change no variable before a repeated call reads it.
+    It must compute the graph, and must not change a variable before a repeated call reads it.
 
     Args:
-        awaited: the nodes with calls that each node waits for, [num_nodes].
+        awaited: for each node, the nodes with the calls for which it waits, [num_nodes].
     """
     try:
         check_schedule(graph, schedule)
@@ -34,7 +34,7 @@ def check_emitted(graph: Graph, schedule: Schedule, awaited: Sequence[Collection
 
 
 class NodeWriter:
-    """Writes copies of nodes whose operations wait as an ordering policy says."""
+    """Writes copies of nodes, whose operations wait by an ordering policy."""
 
     def __init__(self, copies: Copies, policy: OrderingPolicy):
         """Begins with no node written."""
@@ -44,7 +44,7 @@ class NodeWriter:
         self.repeats: dict[int, list[str]] = {}  # names of each op's copies but the first
 
     def write_copy(self, node: int) -> dict[int, str]:
-        """Writes one more copy of a node's operations; the name of each."""
+        """Writes one more copy of a node's operations. Returns the name of each, by op."""
         copies, group = self.copies, self.copies.grouping.groups[node]
         repeat = self.num_written[node]
         self.num_written[node] += 1

@@ -1,6 +1,4 @@
-"""Measures how accurate predictions are: it compares the predicted cost and memory of schedules with steps that follow
-them.
-"""
+"""Measures the accuracy of predictions: compares the predicted time and memory of schedules with measured steps."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +25,13 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """This is one schedule, predicted and measured; its peaks are of what the step itself holds, nothing resident.
+    """Predicted and measured time and peaks of one schedule. Peaks exclude resident bytes.
 
     Args:
-        predicted_s: sum over the schedule's nodes; None where costs are not in ns.
-        measured_s: median step with one node after the other; `step_times_s` are all of them.
-        predicted_peak_bytes, recorded_peak_bytes: bytes asked for, as simulated and as the runtime records them.
-        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None where these are unknown.
+        predicted_s: sum over the schedule's nodes; None if costs are not in ns.
+        step_times_s: the time of each measured step, which ran one node after the other.
+        predicted_peak_bytes, recorded_peak_bytes: requested bytes, as simulated and as recorded by the runtime.
+        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None if they are unknown.
     """
 
     name: str
@@ -53,9 +51,9 @@ class StepAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """An accuracy report holds schedules of one graph; overheads are relative to the first of them.
+    """The accuracy of several schedules of one graph. Overheads are relative to the first of them.
 
-    `stock_times_s`: of the step as TensorFlow runs it, several nodes at once where it can.
+    `stock_times_s` are the times of the stock step, in which TensorFlow runs nodes in parallel.
     """
 
     graph: Graph
@@ -63,17 +61,17 @@ class Accuracy:
     steps: tuple[StepAccuracy, ...]
 
     def predict_overhead(self, step: StepAccuracy) -> float | None:
-        """Predicts a step's time over the first step's, minus 1; None where costs are not times."""
+        """Returns a step's predicted time over the first step's, minus 1; None if costs are not times."""
         base = self.steps[0].predicted_s
         return None if step.predicted_s is None or not base else step.predicted_s / base - 1
 
     def find_measured_overhead(self, step: StepAccuracy) -> float:
-        """Finds the median over the rounds of the step's time over the first step's in the same round, minus 1."""
+        """Returns the median, over all rounds, of the step's time over the first step's in the same round, minus 1."""
         pairs = zip(step.step_times_s, self.steps[0].step_times_s, strict=True)
         return float(np.median([mine / base for mine, base in pairs])) - 1
 
     def list_figures(self) -> dict[str, Any]:
-        """Lists everything measured and predicted, for JSON."""
+        """Returns all measured and predicted figures, for JSON."""
         steps = [
             {
                 **asdict(step),
@@ -86,7 +84,7 @@ class Accuracy:
         return {"stock_times_s": self.stock_times_s, "steps": steps}
 
     def tabulate_steps(self) -> str:
-        """Makes a table of every step's cost, overhead and peak, predicted beside measured."""
+        """Makes a table of the time, overhead and peak of every step, measured and predicted."""
         measured = ("time", "overhead", "peak", "in chunks")
         headers = ["step", *(column for name in measured for column in (name, "predicted"))]
         rows = [["stock, nodes in parallel", f"{np.median(self.stock_times_s):.3f} s"]]
@@ -101,7 +99,7 @@ class Accuracy:
                     *(f"{self.find_measured_overhead(step):.1%}", "" if overhead is None else f"{overhead:.1%}"),
                     format_bytes(step.recorded_peak_bytes),
                     _format_comparison(step.predicted_peak_bytes, step.recorded_peak_bytes),
-                    format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "not told",
+                    format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "unknown",
                     _format_comparison(step.predicted_pool_bytes, step.allocator_peak_bytes),
                 ]
             )
@@ -116,12 +114,12 @@ def measure_accuracy(
     device: str = "CPU:0",
     rounds: int = 5,
 ) -> Accuracy:
-    """Runs the step of every schedule, its nodes one after the other, in turn with the others, `rounds` times.
+    """Runs the steps of all schedules in turn, `rounds` times, each step with its nodes one after the other.
 
     Runs change the variables that the step assigns.
 
     Args:
-        training_graph: with costs and workspace to judge.
+        training_graph: the graph with the costs and workspace to compare.
         schedules: by name; overheads are relative to the first.
         arguments: flat tensors for the step's own arguments.
     """
@@ -161,7 +159,7 @@ def measure_accuracy(
 
 
 def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule) -> int:
-    """Predicts the most bytes that a step by a schedule asks for and holds at once, beside what is resident."""
+    """Predicts the most requested bytes that a step holds at once with a schedule, without resident bytes."""
     graph = training_graph.graph
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
@@ -171,7 +169,7 @@ def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule) -> int
 def predict_pool_bytes(
     training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0", reserved_bytes: int = 0
 ) -> int:
-    """Predicts the allocator's peak of a step by a schedule, beside what is resident: bytes in the pool's chunks."""
+    """Predicts the allocator's peak of a step with a schedule, in bytes of the pool's chunks, without resident ones."""
     return simulate_pool_peak_bytes(
         list_requests(training_graph.graph, schedule, find_position_workspace(training_graph, schedule)),
         variables=list_captured_sizes(training_graph.function),
@@ -182,16 +180,16 @@ def predict_pool_bytes(
 
 
 def _measure_warm_peak_bytes(function: Any, arguments: Sequence[tf.Tensor], device: str) -> int | None:
-    """Measures the allocator's peak of the third run: the first two trace, compile and fill the pool."""
+    """Measures the allocator's peak of the third run, because the first two trace, compile and fill the pool."""
     for _ in range(2):
         function(*arguments)
     return measure_allocator_peak_bytes(lambda: function(*arguments), device=device)
 
 
 def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
-    """Lists the bytes that a schedule's nodes take from the pool and return, workspace included; copies own them.
+    """Lists the requests of a schedule's nodes to the pool, including workspace. Copies of values own their memory.
 
-    Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
+    Workspace comes first, because it is mostly a transposed input, or an input of a node's last operation.
     """
     intervals = find_retention(graph, schedule)
     starting: list[list[int]] = [[] for _ in schedule.order]
@@ -224,7 +222,7 @@ def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | n
 
 
 def _find_taken_over(graph: Graph, output: int, dying: list[int], starting: list[int], value: np.ndarray) -> int | None:
-    """Finds the dying copy of an input whose storage the output takes over; None where there is none."""
+    """Returns the dying copy of an input whose storage the output takes over; None if there is none."""
     size = graph.values[output].size_bytes
     fitting = [copy for copy in dying if copy not in starting and graph.values[value[copy]].size_bytes == size]
     return fitting[0] if fitting else None

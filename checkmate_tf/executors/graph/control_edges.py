@@ -1,7 +1,7 @@
-"""Orders a step on the graph executor by control edges: nodes one after the other ("chain") or side by side
-("overlap").
+"""Orders a step on the graph executor by control edges: nodes run one by one ("chain") or in parallel ("overlap").
 
-The two differ in the first position that each position may run beside (`find_begins`); the rest is the same for both.
+For each position, `find_begins` returns the first position that may run in parallel with it. The two orderings differ
+in nothing else.
 """
 
 from collections import Counter, defaultdict
@@ -25,21 +25,21 @@ from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 
 # Operations that have no original in the source have names in this scope.
 _SCOPE = "checkmate"
-# The input with the gradient: oneDNN fuses the two operations where both wait for the same.
+# The input that is the gradient: oneDNN fuses the two operations if both wait for the same operations.
 _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 
 def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
-    """Finds the first position that each position may run beside: it waits for all before that one."""
+    """Returns, for each position, the first one that may run in parallel with it. It waits for all before that one."""
     if ordering == "chain" or schedule.fetches:
         return range(len(schedule))
     return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
 
 
 def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
-    """Finds the first position that each may run beside, no update beside one that reads the variable's old value.
+    """Returns `first`, with each update of a variable delayed until the readers of its old value have ended.
 
-    Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
+    An update that ran in parallel with a reader would write the new value to a new chunk, which may be larger.
     """
     readers = find_readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
     last: dict[int, int] = {}  # position of each node's newest copy
@@ -58,7 +58,7 @@ class ControlEdges(OrderingPolicy):
 
         Args:
             order: the node of each position.
-            begins: the first position that each position may run beside, ascending.
+            begins: for each position, the first one that may run in parallel with it, ascending.
         """
         self.copies = copies
         self.order = order
@@ -72,14 +72,14 @@ class ControlEdges(OrderingPolicy):
         self.num_control_edges = 0
         self.needed = NeededWaits()
         self.transfers: dict[int, list[str]] = defaultdict(list)  # position -> copies out that end with it
-        self.tails: list[tuple[tuple[str, int], ...]] = []  # of each position, name and op of what waits for it
-        self.position_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
-        self.ended = 0  # the positions before this one are waited for by
+        self.tails: list[tuple[tuple[str, int], ...]] = []  # names and ops of the tails of each position
+        self.position_of: dict[str, int] = {}  # by the names of those tails that yield all results at once
+        self.ended = 0  # `end` waits for all positions before this one
         self.end = ""
-        self.marked: set[str] = set()  # what is waited for by a view of its output
+        self.marked: set[str] = set()  # operations with a view of their output for which others wait
         self.takers: list[_Taker] = []
         self.node = -1  # of the position being written
-        self.waits: list[str] = []  # its control inputs
+        self.waits: list[str] = []  # the control inputs of its heads
         self.gates: dict[str, NodeDef] = {}  # tensor -> the view of it that waits, in that position
 
     def begin_position(self, position: int) -> Mapping[str, str]:
@@ -113,12 +113,12 @@ class ControlEdges(OrderingPolicy):
     def end_position(self, position: int, fresh: Mapping[int, str]) -> None:
         tails = self.ends[self.node].tails
         self.tails.append(tuple((fresh[op], op) for op in tails))
-        # A loop or a call yields each result when that is there, while it may still hold the others.
+        # A loop or a call yields each result as soon as it exists, and may still compute the others.
         whole = [op for op in tails if self.ops.ops[op].type not in FUNCTION_CALL_TYPES]
         self.position_of.update((fresh[op], position) for op in whole)
 
     def finish(self) -> None:
-        """Lets storage be taken over only where no view of it is left: those that are waited for come before."""
+        """Makes operations that take over storage wait for the views of it for which others wait."""
         for taker in self.takers:
             waits = [f"^{name}/done" for name in sorted(taker.reads & self.marked)]
             if not waits:
@@ -130,26 +130,26 @@ class ControlEdges(OrderingPolicy):
             waiting.extend(wait for wait in waits if wait not in waiting)
 
     def wait_for_all(self, position: int) -> list[str]:
-        """Returns the control inputs of what has to wait for all positions before one."""
+        """Returns control inputs that wait for all positions before the given one."""
         return self._write_end(position)
 
     def add_tail(self, position: int, name: str) -> None:
-        """Adds an operation to those that end a position, which nothing waits for yet."""
+        """Adds an operation to those that end a position. No operation may wait for that position yet."""
         self.transfers[position].append(name)
 
     def _list_reads(self, op: int, definition: NodeDef) -> list[str]:
-        """Lists control inputs that make a loop wait for all that it reads.
+        """Lists control inputs that make a loop wait for all its inputs.
 
-        Without them, TensorFlow begins the first iteration as soon as some of that is there.
+        Without them, TensorFlow begins the first iteration as soon as some of them exist.
         """
         names = zip(self.ops.inputs[op], definition.input, strict=False)
         computed = [(source, name) for (source, _), name in names if source not in self.copies.singles]
         return [f"^{self._write_done(name.partition(':')[0], source)}" for source, name in computed]
 
     def _find_waits(self, node: int, begin: int) -> list[str]:
-        """Finds the control inputs that make a node's heads wait for the positions before `begin`.
+        """Returns the control inputs that make a node's heads wait for the positions before `begin`.
 
-        A copy waits even where its data do: grappler may simplify an op in between away, and with it what came before.
+        A repeat gets them even if its data wait: grappler may simplify an operation in between, and drop the wait.
         """
         heads = self.ends[node].heads
         if not heads:
@@ -166,7 +166,7 @@ class ControlEdges(OrderingPolicy):
         return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
 
     def _write_end(self, end: int) -> list[str]:
-        """Writes one operation that ends when all positions before `end` have ended; returns what to wait for."""
+        """Writes one operation that waits for all positions before `end`, and returns it as control inputs."""
         if end > self.ended:
             positions = range(self.ended, end)
             waits = [f"^{self._write_done(*tail)}" for position in positions for tail in self.tails[position]]
@@ -180,7 +180,7 @@ class ControlEdges(OrderingPolicy):
         return [f"^{self.end}"] if self.end else []
 
     def _write_done(self, name: str, op: int) -> str:
-        """Writes what to wait for instead of an op: a view of its output, as waiting for the op would break fusions."""
+        """Writes a view of an op's output, and returns its name to wait for. A wait for the op would break fusions."""
         outputs = self.ops.ops[op].outputs
         if not outputs or not outputs[0].dtype.is_floating:
             return name
@@ -190,14 +190,14 @@ class ControlEdges(OrderingPolicy):
         return f"{name}/done"
 
     def _gate_input(self, definition: NodeDef, op: int, gates: dict[str, NodeDef]) -> NodeDef | None:
-        """Makes an op read one of its inputs through a view that can wait; None where no input allows that.
+        """Makes an op read one of its inputs through a view that can wait. Returns None if no input allows that.
 
-        Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them. Sums of
-        several terms are not fused: all the sums of two that they are written as wait.
+        Grappler does not fuse an op that itself waits, and breaks some of them, such as cubes, when it rewrites them.
+        Sums of several terms are not fused. They are written as sums of two, and all of these wait.
 
         Args:
-            definition: of the op; the input chosen is replaced.
-            gates: views made before, by what they are of.
+            definition: of the op; the chosen input is replaced.
+            gates: views that were made before, by the names of the viewed tensors.
         """
         position = self._choose_input(op)
         if position is None:
@@ -211,11 +211,12 @@ class ControlEdges(OrderingPolicy):
         return gates[source]
 
     def _choose_input(self, op: int) -> int | None:
-        """Chooses the input whose view waits in the place of an op.
+        """Returns the position of the input whose view waits instead of an op.
 
-        The gradient that a bias and a filter have in common; what is resident, such as the weights of a product, which
-        no fusion is about; else the smallest of those that are not known before a step runs, as the exponent of a
-        square's gradient is: with a view of that, grappler would rewrite what the op reads beside it.
+        It is the gradient that a bias and a filter share. For other ops, it is a resident input, such as the weights of
+        a product, because no fusion involves those; otherwise, the smallest input. Inputs that are known before a step
+        runs, such as the exponent of a square's gradient, are left out: with a view of one, grappler would rewrite the
+        op's other inputs.
         """
         kind, inputs = self.ops.ops[op].type, self.ops.inputs[op]
         if kind == "AddN" and len(inputs) > 2:
@@ -234,10 +235,11 @@ class ControlEdges(OrderingPolicy):
         )
 
     def _shares_gradient(self, op: int) -> bool:
-        """Returns whether a bias or a filter has its gradient in common with those of another layer.
+        """Returns whether a bias or a filter shares its gradient with those of another layer.
 
-        oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
-        whatever runs between would wait for itself. Each node has a view of its own of what it reads.
+        oneDNN fuses the gradient of any bias with that of any filter if both read the same tensor. If their nodes run
+        at different times, operations between them would then wait for themselves. Each node therefore reads a view of
+        its own.
         """
         kind = self.ops.ops[op].type
         if kind not in _GRADIENT_INPUT:
@@ -248,9 +250,7 @@ class ControlEdges(OrderingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class _Taker:
-    """A taker is an op that may take over the storage of what it reads; its gate, where it has one, is its view that
-    waits.
-    """
+    """An op that may take over the storage of an input. `gate` is the view that waits instead of it, if any."""
 
     op: int
     definition: NodeDef

@@ -1,4 +1,4 @@
-"""Keeps grappler from simplifying what would then be computed early and held, and from adding up in another order."""
+"""Keeps grappler from simplifications that compute large values early, and from adding up terms in another order."""
 
 from collections import defaultdict
 
@@ -11,7 +11,7 @@ from checkmate_tf.tracing.grouping import Grouping
 from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import is_stateful_type
 
-# The input that is data, not a shape, of an op that makes a large tensor of constants; the first one of other ops.
+# The input that is data, not a shape, of an op that yields a large tensor of constants. For other ops, it is the first.
 _VALUE_INPUT = {"Fill": 1}
 _UNKNOWN = "checkmate/unknown"
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
@@ -20,7 +20,7 @@ _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "Re
 class FoldingGuard:
     """Makes operations read some inputs through views.
 
-    So grappler folds no constants into what must be late, and adds up terms in the order of the stock step.
+    Grappler then folds no constants into values that must be computed late, and keeps the stock step's order of terms.
     """
 
     def __init__(self, copies: Copies):
@@ -33,7 +33,7 @@ class FoldingGuard:
         self.has_unknown = False
 
     def guard_inputs(self, op: int, name: str, inputs: list[str], *, repeat: int, is_backward: bool) -> list[str]:
-        """Returns the inputs of copy number `repeat` of an op, some behind what grappler does not look through."""
+        """Returns the inputs of copy number `repeat` of an op, some of them hidden from grappler by views."""
         guarded = list(inputs)
         for position in range(len(self.ops.inputs[op])):
             term = self.terms.get((op, position))
@@ -51,11 +51,11 @@ class FoldingGuard:
         return guarded
 
     def _find_reordered_input(self, member: int) -> int | None:
-        """Finds the input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
+        """Returns the position of the input x * y of an op (x * y) * c that grappler would change to x * (y * c).
 
-        Constant folding does (ConstantPushDown) and so does the arithmetic optimizer (MinimizeBroadcasts), where c is
-        a constant and nothing else reads x * y. Then y * c, an activation times a constant, waits for nothing of the
-        backward pass: it is computed in the forward pass and held.
+        Constant folding does so (ConstantPushDown), and so does the arithmetic optimizer (MinimizeBroadcasts), if c is
+        a constant and no other operation reads x * y. The same holds for sums. Then y * c, an activation times a
+        constant, would not wait for the backward pass: it would be computed in the forward pass, and held.
         """
         family = next((types for types in _ASSOCIATIVE if self.ops.ops[member].type in types), None)
         if family is None:
@@ -71,7 +71,7 @@ class FoldingGuard:
         return position
 
     def _makes_constant(self, member: int) -> bool:
-        """Returns whether an op makes a large tensor of constants: grappler would compute and hold it for good."""
+        """Returns whether an op yields a large tensor of constants, which grappler would compute once and hold."""
         return (
             _makes_large(self.ops, self.grouping, member)
             and bool(self.ops.inputs[member])
@@ -79,7 +79,7 @@ class FoldingGuard:
         )
 
     def _write_unfolded(self, name: str, source: str, member: int, position: int) -> str:
-        """Writes a constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
+        """Writes a constant that TensorFlow knows only when the step runs, so it computes nothing from it before."""
         if not self.has_unknown:
             self.has_unknown = True
             self._write_unknown()
@@ -90,7 +90,7 @@ class FoldingGuard:
         return f"{name}:0"
 
     def _write_unknown(self) -> None:
-        """Writes a truth value that TensorFlow takes for one that may differ from run to run."""
+        """Writes a boolean whose value TensorFlow does not know before a run."""
         scope, _, own_name = _UNKNOWN.partition("/")
         with tf.Graph().as_default() as graph:
             zero = tf.raw_ops.Empty(shape=tf.constant([], tf.int32, name="shape"), dtype=tf.float32, init=True)
@@ -102,7 +102,7 @@ class FoldingGuard:
 
 
 def find_known_ops(ops: OpList, grouping: Grouping) -> set[int]:
-    """Finds the constants, and what is small and computed from them alone: grappler computes it before any run."""
+    """Returns constants, and ops with small results from constants alone, which grappler computes before a run."""
     known: set[int] = set()
     for index, op in enumerate(ops.ops):
         sources = [source for source, _ in ops.inputs[index]]

@@ -1,4 +1,4 @@
-"""Finds where each node begins and ends: the large operations that must wait, and those that others wait for."""
+"""Finds the ends of each node: the large operations that must wait, and those for which others wait."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The ends of a node are its operations that wait for others, and those that others wait for.
+    """The operations of a node that wait for others, and those for which others wait.
 
     Args:
-        heads: the large ones that no large one comes before.
-        tails: the large ones that no large one comes after, each with what it is fused with.
+        heads: large operations after no other large one of the node.
+        tails: large operations before no other large one of the node. If an operation may be fused with later ones, the
+            last of them is the tail.
     """
 
     heads: frozenset[int]
@@ -21,7 +22,7 @@ class Ends:
 
 
 def find_ends(training_graph: TrainingGraph) -> tuple[Ends, ...]:
-    """Finds the ends of every node of a training graph, [num_nodes]."""
+    """Returns the ends of every node of a training graph, [num_nodes]."""
     finder = _EndFinder(training_graph)
     return tuple(finder.find_group_ends(group.members) for group in training_graph.grouping.groups)
 
@@ -53,7 +54,7 @@ class _EndFinder:
         return Ends(frozenset(heads), tuple(dict.fromkeys(tails)))
 
     def _find_last_alone(self, member: int, inside: set[int]) -> int:
-        """Returns the op at the end of a line of ops that each alone read the one before it: the line may be fused."""
+        """Returns the last op of a line in which each op is the only reader of the one before. It may be fused."""
         while True:
             readers = [reader for i in range(len(self.ops.sizes_bytes[member])) for reader in self.readers[member, i]]
             if len(readers) != 1 or readers[0] not in inside:

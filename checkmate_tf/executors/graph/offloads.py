@@ -1,4 +1,4 @@
-"""Writes the copies out of memory and back that a schedule asks for, ordered as the simulator times them."""
+"""Writes a schedule's copies out of memory and back, in the order of the simulator's times."""
 
 from collections import defaultdict
 
@@ -20,12 +20,13 @@ _HOST = "/device:CPU:0"
 
 
 class Offloads:
-    """Writes the transfers of one schedule, position by position, beside the nodes."""
+    """Writes the transfers of one schedule, position by position."""
 
     def __init__(self, copies: Copies, policy: ControlEdges, schedule: Schedule, directory: str | None):
-        """Prepares a file with room for all that is offloaded.
+        """Prepares a file with room for all offloaded values.
 
-        Raises EmissionError without a directory for it, and OffloadError where that cannot be written or is full.
+        Raises EmissionError if there is no directory for it, and OffloadError if the directory cannot be written or the
+        disk is full.
         """
         self.copies = copies
         self.policy = policy
@@ -51,14 +52,14 @@ class Offloads:
         self.num_written = 0
 
     def write_fetches(self, position: int) -> None:
-        """Writes the copies back that begin with a position: they wait for all positions before it."""
+        """Writes the copies back into memory that begin with a position. They wait for all positions before it."""
         for value in self.fetched_at.get(position, ()):
             waits = self.policy.wait_for_all(position)
             for tensor in self.copies.training_graph.tensors[value]:
                 self._write_fetch(tensor, waits)
 
     def write_offloads(self, position: int) -> None:
-        """Copies the values that a position computed out of memory; a later position waits for the end of each copy."""
+        """Writes the copies out of memory of a position's values. A later position waits for the end of each copy."""
         assert self.file is not None or position not in self.written_at
         for value in self.written_at.get(position, ()):
             for tensor in self.copies.training_graph.tensors[value]:
@@ -81,7 +82,7 @@ class Offloads:
         call = self.file.make_fetch(self.offset_of[tensor])
         filled = self._write_call("fill", f"{room.name}:0", tensor, call)
         newest = self.copies.tensor(tensor)
-        # Behind an identity, grappler would have the readers themselves wait, and then not fuse them.
+        # With an identity instead, grappler would make the readers themselves wait, and then not fuse them.
         view = NodeDef(name=name, op="EnsureShape", device=_HOST, input=[f"{room.name}:0", f"^{filled}"])
         view.attr["T"].type = output.dtype.as_datatype_enum
         view.attr["shape"].shape.CopyFrom(output.shape.as_proto())

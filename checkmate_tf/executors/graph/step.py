@@ -1,4 +1,4 @@
-"""Provides the search for a plan with a training step on TensorFlow's graph executor."""
+"""Implements `Step` for TensorFlow's graph executor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,15 +36,15 @@ from checkmate_tf.user_warnings import warn
 
 @dataclass(frozen=True)
 class GraphStep:
-    """A graph step is a traced function with static shapes: a `Step` of the graph executor.
+    """A `Step` of the graph executor: a traced function with static shapes.
 
     Args:
-        arguments: flat tensors to run it on; None where it must not run.
-        reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
-        is_made_up: the arguments are no data.
+        arguments: flat tensors on which to run it; None if it must not run.
+        reference: the results of the stock step when it was measured, for comparison with rewritten steps.
+        is_made_up: the arguments are zeros instead of data.
         chunks: the parts that the training graph computes in chunks of rows.
-        folder: where values may be copied to; None where all stay in memory.
-        transfer_costs: of these copies.
+        folder: the folder to which values may be copied; None if all stay in memory.
+        transfer_costs: the costs of these copies.
     """
 
     training_graph: TrainingGraph
@@ -75,11 +75,11 @@ class GraphStep:
         """Makes the step of a traced function.
 
         Args:
-            like: of the same step at another size, whose nodes it should have.
-            is_made_up: the arguments are no data, so that a run says nothing of sizes that depend on data.
-            reserve: make room for it in the allocator's pool, which the allocator counts as in use for a moment.
+            like: the training graph of the same step at another size. Both get the same nodes.
+            is_made_up: the arguments are zeros, so that a run does not show sizes that depend on data.
+            reserve: whether to reserve memory for it in the allocator's pool, which counts as in use for a moment.
 
-        Raises UnsupportedModelError where the function cannot be rewritten, or is not like the other one.
+        Raises UnsupportedModelError if the function cannot be rewritten, or if its operations differ from `like`.
         """
         given = None if arguments is None else tuple(arguments)
 
@@ -148,7 +148,7 @@ class GraphStep:
         return replace(self, training_graph=costed)
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "GraphStep":
-        assert isinstance(place, OffloadFolder)  # Host memory is for devices that XLA compiles for.
+        assert isinstance(place, OffloadFolder)  # Only steps that XLA compiles offload to host memory.
         costs = measure_transfers(place)
         costed = add_transfer_costs(self.training_graph, costs)
         return replace(self, training_graph=costed, folder=place, transfer_costs=costs)
@@ -193,10 +193,10 @@ class GraphStep:
         return replace(run, difference=self.find_difference(ends[0]))
 
     def find_difference(self, end: StepEnd) -> StepDifference | None:
-        """Compares where a rewritten step ended with the stock step; None where that was not measured.
+        """Compares the results of a rewritten step with the stock step's; returns None if that was not measured.
 
-        Where they differ by more than rounding, the stock step runs once more, from variables that differ in their last
-        bit, which shows how much of that rounding alone may cause.
+        If they differ by more than rounding, the stock step runs once more, from variables that differ in their last
+        bit. Its differences show how much may come from rounding.
         """
         dtypes = {output.dtype for op in self.training_graph.ops.ops for output in op.outputs}
         difference = self.reference.compare(end, dtypes)
@@ -222,6 +222,6 @@ def _warn_of_open_sizes(tensors: Sequence[tf.Tensor], name: str) -> None:
     if tensors:
         warn(
             f"{len(tensors)} tensors of {name!r} have sizes that depend on the data, and count as 0 bytes; the first, "
-            f"of shape {tensors[0].shape}, is of {tensors[0].op.name} ({tensors[0].op.type}): pass data=... and "
+            f"of shape {tensors[0].shape}, comes from {tensors[0].op.name} ({tensors[0].op.type}): pass data=... and "
             "measure=True, so that planning can run a batch"
         )

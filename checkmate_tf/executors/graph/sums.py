@@ -1,9 +1,9 @@
 """Writes sums of three and more terms as sums of two.
 
-Where grappler's memory optimizer estimates that a step takes most of the device, it adds up such an `AddN` in a
-temporary variable (`SchedulingPass` of tensorflow/core/grappler/optimizers/memory_optimizer.cc, TensorFlow 2.21). The
-variable is made when the first term is there, long before the sum is needed, and its initial zeros are a constant that
-is held for as long as the function lives. It leaves sums of two terms alone.
+If grappler's memory optimizer estimates that a step takes most of the device, it adds up the terms of such an `AddN` in
+a temporary variable (`SchedulingPass` of tensorflow/core/grappler/optimizers/memory_optimizer.cc, TensorFlow 2.21). The
+variable is made when the first term exists, long before the sum is needed. Its initial zeros are a constant, which is
+held as long as the function lives. The optimizer does not change sums of two terms.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ _TERMS_AT_ONCE = 8
 
 
 def split_sums(body: GraphDef, shapes: Mapping[str, TensorShapeProto]) -> GraphDef:
-    """Returns a graph with the same operations, an `AddN` of n terms as n - 1 sums of two, the last with its name.
+    """Returns a graph in which n - 1 sums of two replace each `AddN` of n terms. The last of them has its name.
 
-    Terms are added up in the order of their names, to which grappler sorts those of an `AddN`, and together as the
-    kernel adds them up.
+    Grappler sorts the terms of an `AddN` by name. They are added up in that order, in the same groups as the kernel
+    adds them up.
 
     Args:
-        shapes: of each `AddN`, by its name.
+        shapes: the shape of each `AddN`, by its name.
     """
     split = GraphDef(versions=body.versions, library=body.library)
     for definition in body.node:
@@ -39,7 +39,7 @@ def _split(definition: NodeDef, shape: TensorShapeProto) -> list[NodeDef]:
     written: list[NodeDef] = []
 
     def add(first: str, second: str) -> str:
-        """Writes a sum of two, and a view through which grappler does not join it with the next one."""
+        """Writes a sum of two, and a view that keeps grappler from joining it with the next one."""
         part = NodeDef()
         part.CopyFrom(definition)
         part.name = f"{definition.name}/sum_{len(written) // 2}"
@@ -62,6 +62,6 @@ def _split(definition: NodeDef, shape: TensorShapeProto) -> list[NodeDef]:
 
 
 def _count_first_terms(num_terms: int) -> int:
-    """Counts the terms that the kernel adds up first; the others follow in eights, each added up for itself."""
+    """Returns the number of terms that the kernel adds up first. The others follow in separate sums of eight."""
     rest = num_terms % _TERMS_AT_ONCE
     return min(num_terms, rest if rest > 1 else rest + _TERMS_AT_ONCE)

@@ -1,7 +1,7 @@
-"""Finds the order in which TensorFlow adds up the terms of a sum: the result's rounding depends on it.
+"""Finds the order in which TensorFlow adds up the terms of a sum, because the result's rounding depends on it.
 
-Grappler sorts the inputs of each AddN by name (`CommonSubgraphElimination`), after it has made one AddN of a tree of
-sums (`AddOpsRewriteStage`). In a rewritten step names differ: terms are repeated, or read through views that wait.
+Grappler makes one AddN of a tree of sums (`AddOpsRewriteStage`), and sorts the inputs of each AddN by name
+(`CommonSubgraphElimination`). In a rewritten step, names differ: terms are repeated, or read through views that wait.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from checkmate_tf.tracing.grouping import Grouping
 from checkmate_tf.tracing.ops import OpList, TensorId
 
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
-# Grappler removes these, and their readers read what they read.
+# Grappler removes these, and connects their readers to their inputs.
 _REMOVED = frozenset({"Identity", "PreventGradient", "Snapshot", "StopGradient"})
-# Two terms may change places.
+# The order of two terms does not matter.
 _FEWEST_TERMS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term is an input of a sum, or of one in a tree of sums; `rank` is its place among those of the op `root`."""
+    """An input of a sum, or of one in a tree of sums. `rank` is its place among the terms of the op `root`."""
 
     root: int
     rank: int
 
 
 def find_ordered_terms(ops: OpList, grouping: Grouping) -> dict[TensorId, Term]:
-    """Finds the terms of all sums and trees of sums in which the order matters, by (op, position of its input)."""
+    """Returns the terms of all sums and trees of sums whose order matters, by (op, position of its input)."""
     readers = ops.map_consumers()
     returned = set(ops.outputs)
 
     def is_inner(source: TensorId, reader: int) -> bool:
-        """Returns whether a sum becomes part of the one sum that reads it."""
+        """Returns whether grappler makes a sum part of the sum that is its only reader."""
         op, output = ops.ops[source[0]], ops.ops[reader].outputs[0]
         return (
             op.type in _SUMS

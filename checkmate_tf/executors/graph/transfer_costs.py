@@ -1,4 +1,4 @@
-"""Measures what copying values to a file and back costs, and fills that into the values that may be copied."""
+"""Measures the cost of copying values to a file and back, and adds it to the values that may be copied."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from checkmate_tf.executors.graph.transfer_file import TransferFile
 from checkmate_tf.executors.step import OffloadFolder
 from checkmate_tf.tracing.extraction import TrainingGraph
 
-# Below this, TensorFlow's allocator on the CPU counts nothing, and calling Python takes longer than the copying.
+# TensorFlow's allocator on the CPU does not count smaller tensors, and a call of Python takes longer than their copy.
 _LEAST_BYTES = 256 << 10
 _MEASURED_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
@@ -23,25 +23,25 @@ _CALL_NS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """Transfer costs say how fast values are copied out of memory and back."""
+    """The rates at which values are copied out of memory and back."""
 
     out_bytes_per_s: float
     back_bytes_per_s: float
 
     def find_offload_ns(self, size_bytes: int) -> int:
-        """Finds how long a copy out takes."""
+        """Returns the time of a copy out."""
         return _CALL_NS + round(1e9 * size_bytes / self.out_bytes_per_s)
 
     def find_fetch_ns(self, size_bytes: int) -> int:
-        """Finds how long a copy back takes."""
+        """Returns the time of a copy back."""
         return _CALL_NS + round(1e9 * size_bytes / self.back_bytes_per_s)
 
 
 @cache
 def measure_transfers(folder: OffloadFolder) -> TransferCosts:
-    """Measures the rates of a folder once in a process, unless one is given.
+    """Measures the rates of a folder, once in a process, unless the folder has a given rate.
 
-    Raises OffloadError where the folder cannot be written.
+    Raises OffloadError if the folder cannot be written.
     """
     if folder.bytes_per_s is not None:
         return TransferCosts(folder.bytes_per_s, folder.bytes_per_s)
@@ -65,7 +65,7 @@ def _run(make: Callable[[int], Callable[[np.ndarray], object]], offset_bytes: in
 
 
 def add_transfer_costs(training_graph: TrainingGraph, costs: TransferCosts) -> TrainingGraph:
-    """Returns the graph with costs of transfers for the values that can be copied: large ones, of one plain tensor."""
+    """Returns the graph with costs of transfers for the values that can be copied: large ones of one plain tensor."""
     values = list(training_graph.graph.values)
     for number, value in enumerate(values):
         size_bytes = value.size_bytes

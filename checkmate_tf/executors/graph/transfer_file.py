@@ -1,8 +1,8 @@
 """Copies values out of memory into a file, and back into tensors, while a step of the graph executor runs.
 
-The file has no name in its folder from the moment that it is made: no other user can read it, and the operating system
-frees its space when the process ends, however it ends. Its space is reserved before the first step runs, so that a full
-disk is an error before anything was changed.
+The file has no name in its folder, so no other user can read it, and the operating system frees its space when the
+process ends for any reason. Its space is reserved before the first step runs, so that a full disk is an error before
+the step changes a variable.
 """
 
 import os
@@ -20,7 +20,7 @@ from checkmate_tf.errors import OffloadError
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A Python call is what an operation of a step calls with arrays that share the memory of its inputs."""
+    """A Python function that an operation of a step calls with arrays that share the memory of its inputs."""
 
     run: Callable[[np.ndarray], None]
 
@@ -30,13 +30,13 @@ class PythonCall:
 
 
 class TransferFile:
-    """A transfer file has room for each value that a step offloads; it lives as long as an object refers to it."""
+    """A file with room for each value that a step offloads. It exists as long as an object refers to it."""
 
     def __init__(self, directory: str, size_bytes: int):
-        """Makes the file and reserves its space. Raises OffloadError where folder or disk do not allow it."""
+        """Makes the file and reserves its space. Raises OffloadError if that fails."""
         self.directory = directory
         self.size_bytes = size_bytes
-        self.held: dict[int, np.ndarray] = {}  # by their places, what could not be written
+        self.held: dict[int, np.ndarray] = {}  # values that could not be written, by their offsets
         self.failure: OSError | None = None
         try:
             self.descriptor = _make_unnamed_file(directory)
@@ -51,20 +51,20 @@ class TransferFile:
 
     @staticmethod
     def _explain(directory: str, size_bytes: int, error: OSError) -> OffloadError:
-        """Returns the error that says why there is no file."""
+        """Returns the error for a file that could not be made."""
         return OffloadError(
-            f"the step offloads {format_bytes(size_bytes)} to a file in {directory!r}, which failed: {error}. Free so "
-            "much space, or choose another directory"
+            f"the step offloads {format_bytes(size_bytes)} to a file in {directory!r}, which failed: {error}. Free "
+            "that much space, or choose another directory"
         )
 
     def check(self) -> None:
-        """Raises OffloadError where a value could not be written since the last time that this was asked."""
+        """Raises OffloadError if a value could not be written since the last check."""
         failure, self.failure = self.failure, None
         if failure is not None:
             raise OffloadError(
                 f"the step could not write an offloaded value to {self.directory!r}: {failure}. The step held it in "
-                "memory and ended with the right numbers, so that the model is as after a whole step. Free space, or "
-                "choose another directory, and go on"
+                "memory and completed with the right numbers, so the model has trained on this batch. Free space, or "
+                "choose another directory, and continue"
             ) from failure
 
     def make_offload(self, offset_bytes: int) -> PythonCall:
@@ -94,7 +94,7 @@ class TransferFile:
             while done < len(data):
                 count = os.preadv(self.descriptor, [data[done:].data], offset_bytes + done)
                 if not count:
-                    raise EOFError("an offloaded value is shorter than it was")
+                    raise EOFError("the file ended before the end of an offloaded value")
                 done += count
 
         return PythonCall(read)

@@ -1,4 +1,4 @@
-"""Writes a training graph and a schedule as a new static TensorFlow function for the graph executor."""
+"""Emits a schedule of a training graph as a new static TensorFlow function for the graph executor."""
 
 from graphlib import CycleError, TopologicalSorter
 
@@ -21,9 +21,10 @@ from checkmate_tf.tracing.layout import keep_layout, may_change_layout
 
 
 def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
-    """Returns a schedule as the graph executor runs it.
+    """Returns a schedule in the form that the graph executor runs.
 
-    It computes nothing that nothing reads, and changes no variable before the last repeat of a call that reads it.
+    It drops computations that nothing reads, and moves changes of variables behind the last repeat of a call that reads
+    them.
     """
     awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
     return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)
@@ -32,13 +33,13 @@ def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
 def emit(
     training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap", directory: str | None = None
 ) -> EmittedFunction:
-    """Writes the step of `training_graph` anew, its nodes computed and repeated as `schedule` says.
+    """Writes a step that computes the nodes of `training_graph` in the order of `schedule`.
 
     Args:
-        directory: where values that are fetched lie in the meantime, in a file.
-        schedule: as `arrange` returns it, or one that repeats no call that reads variables.
+        schedule: a schedule from `arrange`, or one that repeats no call that reads variables.
+        directory: the directory of the file with offloaded values.
 
-    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
+    Raises EmissionError if the schedule does not compute the graph, or if TensorFlow refuses the step.
     """
     awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
     check_emitted(training_graph.graph, schedule, awaited)
@@ -71,7 +72,7 @@ def emit(
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:
-    """Raises EmissionError where operations wait for each other in a circle, naming them."""
+    """Raises EmissionError, which names the operations, if some wait for each other in a circle."""
     order = TopologicalSorter({d.name: {i.lstrip("^").partition(":")[0] for i in d.input} for d in graph_def.node})
     try:
         order.prepare()

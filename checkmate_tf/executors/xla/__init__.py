@@ -1,6 +1,6 @@
-"""XLA compiles a training step: what it stores, the graph of that, and how XLA is made to keep to a schedule.
+"""Models a training step that XLA compiles, and makes XLA follow a schedule.
 
-`hlo/` reads compiled modules, `model/` makes the graph of what XLA stores, `order/` has the ordering policy, and
-`rules/` what XLA is known to do, each fact in a file of its own, which `backends` lists. Start reading at
-`step.XlaStep`.
+`hlo/` reads compiled modules. `model/` makes the graph of the values that XLA stores. `order/` contains the ordering
+policy. `rules/` responds to known behaviour of XLA, with one file for each behaviour; `backends` lists the rules. Start
+reading at `step.XlaStep`.
 """

@@ -1,4 +1,4 @@
-"""A backend of XLA: how a tensor waits there, and the rules that hold there."""
+"""Describes a backend of XLA: the form of its ties, and its rules."""
 
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -13,12 +13,12 @@ _Kind = TypeVar("_Kind", bound=Rule)
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend is a strategy: it lists the rules by which a step is written for it.
+    """A backend of XLA, with the rules by which steps are written for it.
 
     Args:
-        ties: how a tensor is made to wait, or kept in a buffer.
-        rules: those of a kind are asked in this order.
-        has_host_memory: values can be copied to memory that is not the device's.
+        ties: the class that makes a tensor wait, or keeps it in a buffer.
+        rules: rules of one kind apply in this order.
+        has_host_memory: values can be copied from the device's memory to the host's.
     """
 
     name: str
@@ -31,16 +31,13 @@ class Backend:
         return tuple(rule for rule in self.rules if isinstance(rule, kind))
 
     def without(self, name: str) -> "Backend":
-        """Returns the backend without one rule.
-
-        Raises KeyError where it has none of that name.
-        """
+        """Returns the backend without one rule. Raises KeyError if there is no rule of that name."""
         rules = tuple(rule for rule in self.rules if rule.name != name)
         if len(rules) == len(self.rules):
             raise KeyError(name)
         return replace(self, rules=rules)
 
     def lower(self, op: tf.Operation) -> Lowering | None:
-        """Returns what to write in the place of an operation; None to leave it."""
+        """Returns the lowering that replaces an operation; None to keep the operation."""
         found = (rule.lower(op) for rule in self.list_rules(LoweringRule) if rule.op_type == op.type)
         return next((lowering for lowering in found if lowering is not None), None)

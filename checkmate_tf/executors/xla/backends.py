@@ -1,11 +1,10 @@
-"""The backends that XLA compiles for, each with the rules that hold there.
+"""Lists XLA's backends, each with its rules.
 
-- `CPU` (XLA:CPU of TensorFlow 2.21) strips barriers before it merges equal operations, so that ties are selects. It
-  runs whatever it can as soon as its operands exist, and transposes what filter gradients read.
-- `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders what it runs for memory. It writes and sums in one kernel
-  what a barrier between them would have it write, and read again: only recomputation and what would be computed too
-  early is tied.
-  The rules for a CPU would take more time there.
+- `CPU` (XLA:CPU of TensorFlow 2.21) strips barriers before it merges equal operations, so ties are selects. It runs an
+  operation as soon as its operands exist, and transposes the inputs of filter gradients.
+- `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders operations for memory. It writes and sums a value in one
+  kernel; a barrier between the two would make it write the value and read it again. Therefore, only recomputation and
+  operations that would run too early are tied. The rules for a CPU would take more time there.
 """
 
 from checkmate_tf.executors.xla.backend import Backend

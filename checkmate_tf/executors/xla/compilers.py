@@ -1,4 +1,4 @@
-"""Compiles steps by XLA: TensorFlow's for the device of this machine, or JAX's for a GPU that is not here."""
+"""Compiles steps with XLA: TensorFlow's for the device of this machine, or JAX's for a GPU that is not here."""
 
 import json
 from abc import ABC, abstractmethod
@@ -27,35 +27,34 @@ _BYTES_PER_GBYTE = 10**9
 
 
 class Compiler(ABC):
-    """A compiler makes a training step the module that XLA runs on a device."""
+    """Compiles a training step to the module that XLA runs on a device."""
 
     @property
     @abstractmethod
     def device(self) -> DeviceFigures | None:
-        """Returns the device, where it is not here; else None."""
+        """Returns the device if it is not here; otherwise None."""
 
     @property
     @abstractmethod
     def backend(self) -> Backend:
-        """Returns the rules by which steps are written for the device."""
+        """Returns the backend with the rules by which steps are written for the device."""
 
     @abstractmethod
     def compile_step(self, step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
-        """Compiles a step for arguments of static shapes; returns the optimized module with its buffer assignment.
+        """Compiles a step for arguments of static shapes, without running it.
 
-        Nothing is executed.
-
-        Raises ValueError or an error of TensorFlow's where XLA cannot compile it.
+        Returns the optimized module with its buffer assignment. Raises ValueError or an error of TensorFlow if XLA
+        cannot compile the step.
         """
 
     @abstractmethod
     def find_free_bytes(self) -> int:
-        """Finds how many bytes the device has free. Raises BudgetError where it does not report that."""
+        """Returns the free bytes of the device. Raises BudgetError if it does not report them."""
 
 
 @dataclass(frozen=True)
 class LocalCompiler(Compiler):
-    """TensorFlow compiles for the device of this machine that training runs on."""
+    """Compiles with TensorFlow for the device of this machine on which training runs."""
 
     @property
     def device(self) -> None:
@@ -74,11 +73,10 @@ class LocalCompiler(Compiler):
 
 @dataclass(frozen=True)
 class AbsentGpuCompiler(Compiler):
-    """JAX compiles for a GPU that is not here, in a process of its own.
+    """Compiles with JAX, in a separate process, for a GPU that is not here.
 
-    TensorFlow lowers the step to operations of XLA, and the compiler of JAX's CUDA plugin, which needs no GPU, makes
-    kernels of them. It tunes none, so that a convolution or product may be given other scratch memory than on the
-    device.
+    TensorFlow lowers the step to operations of XLA. The compiler of JAX's CUDA plugin, which needs no GPU, compiles
+    them. It does not tune kernels, so the scratch memory of a convolution or product may differ from the device's.
     """
 
     figures: DeviceFigures
@@ -111,7 +109,7 @@ LOCAL = LocalCompiler()
 
 
 def choose_compiler(device: DeviceFigures | None) -> Compiler:
-    """Returns the compiler for a device that is not here; for None, the compiler for the device that is."""
+    """Returns the compiler for a device that is not here; for None, the compiler for this machine's device."""
     return LOCAL if device is None else AbsentGpuCompiler(device)
 
 
@@ -121,7 +119,7 @@ def has_jax() -> bool:
 
 
 def describe_target(figures: DeviceFigures) -> str:
-    """Describes a GPU to XLA: a `GpuTargetConfigProto` as text."""
+    """Returns the description of a GPU for XLA: a `GpuTargetConfigProto` as text."""
     cuda: CudaProperties = figures.cuda
     major, minor = cuda.compute_capability
     return f"""
@@ -153,24 +151,24 @@ def describe_target(figures: DeviceFigures) -> str:
 
 
 def _lower(step: Any, specs: Sequence[tf.TensorSpec]) -> HloModuleProto:
-    """Lowers a step to operations of XLA, which nothing has optimized; it says which arguments are written over.
+    """Lowers a step to a module of XLA before optimization, with its aliases of arguments and results.
 
-    TensorFlow lowers it as for the device that is here: it lowers no step with variables for another one.
+    TensorFlow lowers it for this machine's device, because it lowers steps with variables for no other device.
     """
     function = tf.function(step, jit_compile=True, autograph=False)
     trace(function, specs)
     module = HloModuleProto.FromString(function.experimental_get_compiler_ir(*specs)(stage="hlo_serialized"))
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode == "copy":  # StableHLO, which JAX compiles, has none, and XLA adds those it needs.
+            if instruction.opcode == "copy":  # StableHLO, which JAX compiles, has no copies; XLA adds those it needs.
                 instruction.opcode = "reshape"
     return module
 
 
 def _run_jax(folder: str) -> None:
-    """Compiles the module in a folder. Raises ValueError with the reason where XLA does not compile it."""
+    """Compiles the module in a folder. Raises ValueError, with the reason, if XLA does not compile it."""
     messages = Path(folder, "messages.txt")
-    # JAX is not to look for a GPU, nor for the driver of one; flags are of TensorFlow's XLA.
+    # JAX must not look for a GPU or its driver. The user's XLA_FLAGS are for TensorFlow's XLA.
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     with messages.open("wb") as output:
         process = start_process(jax_process.__name__, folder, output=output, environment=environment, folder=folder)
@@ -179,7 +177,7 @@ def _run_jax(folder: str) -> None:
         finally:
             end_process(process)
     if status != 0:
-        lines = messages.read_text(errors="replace").strip().splitlines() or ["it says nothing"]
+        lines = messages.read_text(errors="replace").strip().splitlines() or ["it wrote no error message"]
         raise ValueError(f"JAX ended with status {status}: {lines[-1]}")
 
 

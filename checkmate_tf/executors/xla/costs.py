@@ -1,4 +1,4 @@
-"""Times the nodes of an XLA graph: each is compiled as a module of its own, with all that XLA computes within it."""
+"""Times the nodes of an XLA graph. Each is compiled as a module of its own, with the nodes that XLA fuses with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,11 @@ def time_nodes(
 ) -> XlaGraph:
     """Sets the costs of an XLA graph's nodes to the times of their modules, on the device where training runs.
 
-    Times are kept in the profile cache, so that equal nodes are compiled once. What cannot be compiled alone keeps its
-    cost, which is to be in nanoseconds; an early part of a node counts with the node.
+    Times are kept in the profile cache, so equal nodes are compiled once. A node that cannot be compiled alone keeps
+    its cost, which must be in nanoseconds. The early part of a node counts with the node.
 
     Args:
-        on_node: told how many nodes were timed, of how many.
+        on_node: called with the number of nodes timed and their total.
     """
     profile = profile_fragments(
         cut_nodes(xla_graph),
@@ -37,6 +37,6 @@ def time_nodes(
 
 
 def cut_nodes(xla_graph: XlaGraph) -> list[Fragment | ProfileError]:
-    """Cuts out each node with what it computes within it, or says why that cannot be, [num_nodes]."""
+    """Returns a fragment of each node and the nodes that it fuses, or the error that prevents it, [num_nodes]."""
     units = [frozenset((node,)) | xla_graph.fused[node] for node in xla_graph.nodes]
     return cut_node_fragments(xla_graph.training_graph, units)

@@ -1,7 +1,7 @@
-"""Delays what a schedule computes again until it is read.
+"""Delays a schedule's recomputation until its results are read.
 
-A solver may compute a node again long before its first reader, wherever the budget allows. XLA may run it even earlier:
-as soon as the gradient that the node waits for is there, which can be before the position that needs most memory.
+A solver may recompute a node long before its first reader if the budget allows. XLA may run it even earlier: as soon as
+the gradient exists for which the node waits. That can be before the position with the highest memory.
 """
 
 from checkmate_tf.graph import Graph
@@ -10,10 +10,10 @@ from checkmate_tf.simulator import simulate
 
 
 def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
-    """Moves each repeat to right before its first reader, where the peak does not rise and less is held in all.
+    """Moves each repeat to the place before its first reader, if the peak does not rise and the sum of memory falls.
 
     Args:
-        schedule: passes `check_schedule`, and has no fetches.
+        schedule: a valid schedule without fetches.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> reads = {"a": (), "b": (0,), "c": (1,), "d": (2,), "e": (0, 3)}

@@ -1,10 +1,11 @@
-"""Writes copies to host memory and back in a step that XLA compiles, where a schedule offloads values.
+"""Writes a schedule's copies to host memory and back in a step that XLA compiles.
 
 XLA copies a value that is annotated with a place in memory, and may move that copy to any point of the step. Two
-barriers hold it where the schedule has it. Operations after the value's last forward reader wait for the copy out,
-which frees the device's memory from there on; the copy back waits for the operations before it. With no barrier between
-them XLA drops both copies. Gradients of weights are computed before the next copy back: in a step that copies, XLA
-would leave them, and the gradients that they read, to the end (seen in XLA:GPU of JAX 0.10.2, for an H100).
+barriers keep it at its place in the schedule. Operations after the value's last forward reader wait for the copy out,
+which frees the device's memory from there on. The copy back waits for the operations before it. Without a barrier
+between them, XLA drops both copies. Gradients of weights are computed before the next copy back, because XLA would
+otherwise compute them at the end of a step with copies, and hold the gradients that they read (seen in XLA:GPU of JAX
+0.10.2, for an H100).
 """
 
 from collections import defaultdict
@@ -25,15 +26,15 @@ from checkmate_tf.tracing.ops import TensorId
 
 _HOST, _DEVICE = "pinned_host", "device"
 
-# Below this, a copy takes longer to begin than to make.
+# The start of a smaller copy takes longer than the copy.
 _LEAST_BYTES = 1 << 20
 _LATENCY_NS = 10_000
 
 
 def add_transfer_costs(xla_graph: XlaGraph, bytes_per_s: float) -> XlaGraph:
-    """Returns the graph with costs of transfers for the values that can be copied: large activations, of one tensor.
+    """Returns the graph with costs of transfers for the values that can be copied: large activations of one tensor.
 
-    Raises ProfileError where the costs of its nodes are no times.
+    Raises ProfileError if the costs of its nodes are not times.
     """
     graph, tensors = xla_graph.graph, xla_graph.training_graph
     if graph.cost_unit != "ns":
@@ -53,7 +54,7 @@ def add_transfer_costs(xla_graph: XlaGraph, bytes_per_s: float) -> XlaGraph:
 
 
 class HostCopies:
-    """Writes the transfers of one schedule, position by position, beside the nodes."""
+    """Writes the transfers of one schedule, position by position."""
 
     def __init__(self, policy: GradientTies, schedule: Schedule):
         self.policy = policy
@@ -63,7 +64,7 @@ class HostCopies:
         self.computed_at: dict[int, list[int]] = defaultdict(list)
         self.ended_at: dict[int, list[int]] = defaultdict(list)
         self.on_host: dict[int, str] = {}  # value -> the name of its copy
-        self.results: list[TensorId] = []  # gradients of weights that no copy waits for yet
+        self.results: list[TensorId] = []  # gradients of weights for which no copy waits yet
         graph = self.progress.graph
         for position, value in schedule.fetches:
             self.fetched_at[position].append(value)
@@ -72,7 +73,7 @@ class HostCopies:
             self.ended_at[position].append(value)
 
     def begin_position(self, position: int) -> None:
-        """Writes the copies back that begin with a position, after all operations of earlier positions."""
+        """Writes the copies back to the device that begin with a position, after all earlier operations."""
         for value in self.fetched_at.get(position, ()):
             (tensor,) = self.progress.xla_graph.tensors(value)
             newest = self.copies.tensor(tensor)
@@ -80,7 +81,7 @@ class HostCopies:
             self.copies.renamed[newest] = self.place(waiting, tensor, _DEVICE)
 
     def end_position(self, position: int) -> None:
-        """Copies the values of a position out, and makes later positions wait for the copies that end there."""
+        """Writes the copies of a position's values to the host, and makes later positions wait for those that end."""
         index = self.progress.order[position]
         node = self.progress.graph.nodes[index]
         if node.is_backward and self.progress.returns_gradient(index):
@@ -94,7 +95,7 @@ class HostCopies:
             self.on_host[value] = self.wait(self.on_host[value], tensor, position + 1)
 
     def wait(self, name: str, like: TensorId, position: int) -> str:
-        """Puts a copy and the first inputs of all positions from this one on behind one barrier; returns the copy."""
+        """Puts a copy and the first inputs of all positions from this one on behind one barrier. Returns the copy."""
         awaited = self.find_awaited(position)
         if awaited is None:
             return name
@@ -108,9 +109,9 @@ class HostCopies:
         return tied
 
     def find_awaited(self, position: int) -> TensorId | None:
-        """Finds the newest tensor of before a position that is read there or later; in a run of recomputation, of it.
+        """Returns the newest tensor from before a position that is read there or later.
 
-        The inputs of a run are behind the run's own barrier.
+        In a run of recomputation, it is the newest tensor of the run, as the run's inputs are behind a barrier already.
         """
         progress = self.progress
         if self.policy.current is not None:
@@ -123,7 +124,7 @@ class HostCopies:
         return None
 
     def place(self, name: str, tensor: TensorId, memory: str) -> str:
-        """Writes a copy of a tensor in a kind of memory; returns its name."""
+        """Writes a copy of a tensor in a kind of memory, and returns its name."""
         output = self.copies.ops.ops[tensor[0]].outputs[tensor[1]]
         scope = f"checkmate/{memory}_{len(self.copies.written)}"
         build: Callable[..., tf.Tensor] = partial(_place, shape=tuple(output.shape), memory=memory)

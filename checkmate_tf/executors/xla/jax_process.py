@@ -1,8 +1,8 @@
-"""Compiles a module by JAX for a GPU that is not here: run in a process of its own, by `compilers.AbsentGpuCompiler`.
+"""Compiles a module with JAX for a GPU that is not here. `compilers.AbsentGpuCompiler` runs it in a separate process.
 
 It reads a module of XLA and the description of the GPU from files in a folder, and writes the compiled module and the
-bytes of its buffers there. JAX offers no public function for this: its private names are used in this file alone. Such
-names change from version to version of JAX; this was written with 0.10.2.
+bytes of its buffers there. JAX has no public function for this, so this file uses private names of JAX 0.10.2, which
+may differ in other versions.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MODULE, TARGET, COMPILED, MEMORY = "module.pb", "target.txt", "compiled.pb", "memory.json"
-# Kernels are not timed: there is no GPU to run them.
+# Without a GPU, kernels cannot be timed.
 _FLAGS = [("xla_gpu_autotune_level", "0")]
 
 
@@ -32,8 +32,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def compile_module(serialized: bytes, target: str) -> Any:
-    """Compiles a serialized `HloModuleProto` for a GPU that a `GpuTargetConfigProto` describes; returns an executable
-    that cannot run.
+    """Compiles a serialized `HloModuleProto` for the GPU of a `GpuTargetConfigProto`.
+
+    Returns an executable, which cannot run.
     """
     from jax.experimental import topologies
     from jax.interpreters.mlir import ir, make_ir_context

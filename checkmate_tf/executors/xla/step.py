@@ -1,4 +1,4 @@
-"""Provides the search for a plan with a step that XLA compiles, whose peak is known without running it."""
+"""Implements `Step` for XLA, which compiles the step. Its peak is known without a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,18 +36,18 @@ _BYTES_PER_GBYTE = 10**9
 
 @dataclass(frozen=True)
 class XlaStep:
-    """An XLA step is a traced function within a step that is compiled as a whole: a `Step` of XLA.
+    """A `Step` of XLA: a traced function within a step that is compiled as a whole.
 
-    The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
-    buffer assignment, and not measured in a run: the allocator's chunks may be larger.
+    The graph comes from the kernels of the stock step. The step's arguments and results are resident. Peaks are those
+    of the buffer assignment, not of a run; the allocator's chunks may be larger.
 
     Args:
-        whole_step: from a function in the place of the traced one to the step that is compiled.
+        whole_step: makes the step that is compiled from a function that replaces the traced one.
         specs: of the step's arguments.
-        stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
+        stock_peak_bytes: the peak of the stock step, as compiled, or as extrapolated from another size.
         is_compiled: the stock step was compiled at this size.
-        compiler: for the device that the step is planned for.
-        host_bytes_per_s: that are copied to host memory and back; None where all values stay in the device's.
+        compiler: for the device for which the step is planned.
+        host_bytes_per_s: the rate of copies to host memory and back; None if all values stay in the device's memory.
         chunks: the parts that the training graph computes in chunks of rows. The kernels are those of the chunked step.
     """
 
@@ -65,7 +65,7 @@ class XlaStep:
     orderings: tuple[Ordering, ...] = ("chain",)
     uses_xla: bool = True
     chunks: tuple[Chunks, ...] = ()
-    exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
+    exceeds_as_stock: bool = False  # A rewritten step is written for XLA, so it keeps to its prediction.
 
     @staticmethod
     def of(
@@ -76,9 +76,9 @@ class XlaStep:
         resident: ResidentBytes,
         compiler: Compiler = LOCAL,
     ) -> "XlaStep":
-        """Compiles the stock step. Warns where its XLA is of another TensorFlow than the rules.
+        """Compiles the stock step. Warns if the rules were written for the XLA of another TensorFlow.
 
-        Raises UnsupportedModelError where XLA does not compile it.
+        Raises UnsupportedModelError if XLA does not compile it.
         """
         try:
             module = compiler.compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
@@ -90,7 +90,7 @@ class XlaStep:
             ) from error
         if compiler.device is None:
             _warn_of_other_xla()
-            # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
+            # The pool splits a chunk of twice the size, so that buffers take no more than they need.
             reserve_pool(2 * read_xla_memory(module).peak_bytes)
         step = XlaStep.of_module(module, compiler.backend, training_graph, whole_step, specs, resident=resident)
         return replace(step, compiler=compiler)
@@ -105,7 +105,7 @@ class XlaStep:
         *,
         resident: ResidentBytes,
     ) -> "XlaStep":
-        """Takes what the stock step is compiled to, here or on another device."""
+        """Makes the step from the compiled module of its stock step, for this or another device."""
         memory, kernels = read_xla_memory(module), list_kernels(module)
         given_bytes = memory.argument_bytes + memory.output_bytes
         graph = choose_lowerings(make_xla_graph(training_graph, kernels, backend, given_bytes))
@@ -160,14 +160,14 @@ class XlaStep:
                 f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
                 "with jit_compile=False, or leave offload out"
             )
-        assert self.device is not None  # A step that runs here has no host memory.
+        assert self.device is not None  # Steps for this machine's device do not offload to host memory.
         rate = place.bytes_per_s or _BYTES_PER_GBYTE * self.device.host_gbytes_per_s
         return replace(self, host_bytes_per_s=rate)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
-        """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
+        """Returns the step with costs. Measured costs are those of each node's module, with the nodes that it fuses."""
         measured = costs if isinstance(costs, MeasuredCosts) else None
-        # A roofline's are for what cannot be compiled alone.
+        # Nodes that cannot be compiled alone have the costs of the roofline.
         estimated = measured.roofline if measured else costs
         costed = cost_training_graph(self.training_graph, estimated)
         graph = choose_lowerings(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
@@ -186,10 +186,10 @@ class XlaStep:
         *,
         resident: ResidentBytes,
     ) -> "XlaStep":
-        """Returns the step at another size, such as that of the batch, as if XLA formed the same kernels there.
+        """Returns the step at another size, such as another batch size, without compiling it.
 
-        Nothing is compiled. What the stock step takes beside its arguments and results grows as the graph says.
-        `training_graph` has the nodes and values of this step's.
+        This assumes that XLA forms the same kernels. The stock step's temporary memory grows with the graph's.
+        `training_graph` must have the same nodes and values as this step's.
         """
         resident_bytes = self.graph.resident_bytes + resident.batch - self.resident.batch
         xla_graph = _set_resident(self.xla_graph.resize(training_graph), resident_bytes)
@@ -220,7 +220,7 @@ class XlaStep:
         return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
-        state_bytes = self.resident.state if self.device is None else 0  # On a device that is here it lies already.
+        state_bytes = self.resident.state if self.device is None else 0  # This device's free bytes exclude the state.
         return state_bytes + self.compiler.find_free_bytes()
 
 
@@ -229,7 +229,7 @@ def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
 
 
 def _count_temporary(graph: Graph) -> int:
-    """Counts what a step that computes each node once takes beside what is resident."""
+    """Returns the peak of a step that computes each node once, without resident bytes."""
     return simulate_stock(graph).peak_bytes - graph.resident_bytes
 
 

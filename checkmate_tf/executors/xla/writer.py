@@ -1,7 +1,7 @@
-"""Writes a training graph and a schedule as a new static TensorFlow function for XLA.
+"""Emits a schedule of a training graph as a new static TensorFlow function for XLA.
 
-The ordering policy is that of `gradient_ties`. What XLA computes within a fusion is written for each reader that
-computes it, from what that reader reads.
+`gradient_ties` contains the ordering policy. A node that XLA fuses is written once for each reader that computes it,
+and reads the same copies as that reader.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
-    """Returns a schedule of `xla_graph.graph` as XLA runs it.
+    """Returns a schedule of `xla_graph.graph` in the form in which XLA runs it.
 
-    It computes nothing that nothing reads, and changes no variable before the last repeat of a call that reads it.
-    Where nothing is offloaded, it computes again only right before the first reader, if less is then held.
+    It drops computations that nothing reads, and moves changes of variables behind the last repeat of a call that reads
+    them. If nothing is offloaded, repeats move to the place before their first reader if that saves memory.
     """
     graph = xla_graph.graph
     read = drop_unread(graph, schedule)
@@ -37,12 +37,12 @@ def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
 
 
 def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
-    """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
+    """Writes a step for XLA that computes the nodes of `xla_graph.graph` in the order of `schedule`.
 
     Args:
-        schedule: as `arrange_for_xla` returns it, or one that repeats no call that reads variables.
+        schedule: a schedule from `arrange_for_xla`, or one that repeats no call that reads variables.
 
-    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
+    Raises EmissionError if the schedule does not compute the graph, or if TensorFlow refuses the step.
     """
     check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
     if schedule.fetches and not xla_graph.backend.has_host_memory:
@@ -57,14 +57,14 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
 
 
 def _find_awaited_nodes(xla_graph: XlaGraph) -> list[set[int]]:
-    """Finds the nodes with the calls that each node of `xla_graph.graph` waits for, [num_nodes]."""
+    """Returns, for each node of `xla_graph.graph`, the nodes with the calls for which it waits, [num_nodes]."""
     awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
     place = {node: index for index, node in enumerate(xla_graph.nodes)}
     return [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
 
 
 class _XlaWriter:
-    """Writes the nodes of an XlaGraph in the order of a schedule, with what each computes within itself."""
+    """Writes the nodes of an XlaGraph in the order of a schedule, each with the nodes that it fuses."""
 
     def __init__(self, xla_graph: XlaGraph, schedule: Schedule):
         self.xla_graph = xla_graph
@@ -73,14 +73,14 @@ class _XlaWriter:
         self.policy = GradientTies(xla_graph, self.copies, self.order)
         self.host_copies = HostCopies(self.policy, schedule)
         self.nodes = NodeWriter(self.copies, self.policy)
-        self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
-        self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
+        self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # copies of nodes, by `key`
+        self.early: dict[int, dict[TensorId, str]] = {}  # forward inputs of nodes with an early part
         self.num_copied_ops: dict[int, int] = {}
         self.argument = self.find_argument()
-        self.shared: dict[str, Ties] = {}  # of what is written at once of a tensor, by its name
+        self.shared: dict[str, Ties] = {}  # tensor -> ties of the results that are written at once from it
 
     def find_argument(self) -> TensorId | None:
-        """Finds an argument of the step that has elements; None where there is none."""
+        """Returns an argument of the step that has elements; None if there is none."""
         for number, op in enumerate(self.copies.ops.ops):
             if op.type == "Placeholder" and self.copies.size_bytes((number, 0)):
                 dtype = op.outputs[0].dtype
@@ -112,7 +112,7 @@ class _XlaWriter:
         self.policy.finish()
 
     def write_node(self, node: int) -> dict[int, str]:
-        """Writes the next copy of a node; returns the names of its operations."""
+        """Writes the next copy of a node, and returns the names of its operations."""
         key = self.key(node)
         written = self.nodes.write_copy(node)
         self.versions[key] = written
@@ -122,7 +122,7 @@ class _XlaWriter:
         return written
 
     def compute_within(self, node: int) -> Mapping[int, str]:
-        """Writes the operations of a fused node, computed from what its reader would read in its place."""
+        """Writes the operations of a fused node, which read the same copies as its reader. Returns their names."""
         key = self.key(node)
         if key not in self.versions:
             self.versions[key] = self.nodes.write_copy(node)
@@ -131,7 +131,7 @@ class _XlaWriter:
     def materialize(self, written: Mapping[int, str]) -> None:
         """Makes all readers read the results of operations from buffers.
 
-        Those of a run of recomputation are written each for itself, as they may wait for each other.
+        In a run of recomputation, results are never written at once, because they may wait for each other.
         """
         copies, backend = self.copies, self.xla_graph.backend
         rules = backend.list_rules(BufferRule)
@@ -151,7 +151,7 @@ class _XlaWriter:
                 )
 
     def read_forward(self, node: int) -> dict[TensorId, str]:
-        """Returns the newest copies of what a node reads of the forward pass."""
+        """Returns the newest copies of a node's inputs from the forward pass."""
         grouping, ops = self.copies.grouping, self.copies.ops
         nodes = self.xla_graph.training_graph.graph.nodes
         reads = {t: grouping.root(t) for op in grouping.groups[node].members for t in ops.inputs[op]}
@@ -162,7 +162,7 @@ class _XlaWriter:
         }
 
     def write_lowered(self, op: int, name: str, inputs: list[str]) -> bool:
-        """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
+        """Writes an operation in the form of a rule, if one lowers it. Returns whether it was written."""
         operation = self.copies.ops.ops[op]
         lowered = self.xla_graph.lower(op)
         if lowered is None:
@@ -185,12 +185,12 @@ class _XlaWriter:
         return True
 
     def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:
-        """Returns a node, the run of recomputation being written, and the names of what the node reads."""
+        """Returns a node, the run of recomputation that is being written, and the names of the node's inputs."""
         members = self.copies.grouping.groups[node].members
         reads = {t for op in members for t in self.copies.ops.inputs[op] if not self.reads_itself(node, t)}
         return node, self.policy.run, tuple(self.copies.tensor(t) for t in sorted(reads))
 
     def reads_itself(self, node: int, tensor: TensorId) -> bool:
-        """Returns whether a tensor that a node reads is one of its own, or a view of one."""
+        """Returns whether a tensor that a node's operation reads is the node's own, or a view of such a tensor."""
         root = self.copies.grouping.root(tensor)
         return root is not None and self.copies.grouping.group_of[root[0]] == node

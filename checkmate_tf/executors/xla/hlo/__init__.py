@@ -1,1 +1,1 @@
-"""A compiled module of XLA: the bytes of its buffers (`memory`), and the kernels that it runs (`kernels`)."""
+"""Reads a compiled module of XLA: the bytes of its buffers (`memory`), and the kernels that it runs (`kernels`)."""

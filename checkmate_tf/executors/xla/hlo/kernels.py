@@ -1,4 +1,4 @@
-"""Lists the kernels that a compiled module runs, with the TensorFlow operations that each computes."""
+"""Lists the kernels of a compiled module, with the TensorFlow operations that each computes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from checkmate_tf.tf_private import HeapSimulatorTrace, HloInstructionProto, HloProto, PrimitiveType
 
-# Instructions without a buffer of their own: they pass on their operands', or hold what is not temporary.
+# Instructions without a buffer of their own: their buffer is an operand's, or is not temporary.
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 _PRODUCTS = frozenset({"convolution", "dot"})
 _BITS_PER_BYTE = 8
@@ -15,17 +15,17 @@ _SHARE_WITH = HeapSimulatorTrace.Event.SHARE_WITH
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel is an instruction of a compiled module that writes a buffer: a fusion, a convolution, a copy.
+    """An instruction of a compiled module that writes a buffer: a fusion, a convolution, a copy.
 
     Args:
-        names: of the TensorFlow operations whose results it writes; empty for what XLA brought in itself.
+        names: of the TensorFlow operations whose results it writes; empty for an instruction that XLA added.
         inside: names of all the operations that it computes.
-        size_bytes: of what it writes.
-        scratch_bytes: that it needs beside, as the convolutions of a GPU's library do.
+        size_bytes: of its result.
+        scratch_bytes: memory that it needs besides, as the convolutions of a GPU's library do.
         reads: positions of the kernels whose results it reads.
         is_constant: it reads nothing, not even an argument of the step.
         is_returned: it writes a result of the step.
-        buffer: the number of the buffer that it writes; a kernel that takes over what it reads writes to that.
+        buffer: the number of the buffer that it writes. Kernels have the same number if one takes over the other's.
     """
 
     names: frozenset[str]
@@ -39,13 +39,13 @@ class Kernel:
 
 
 def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
-    """Lists what a compiled module runs, in the order in which it does."""
+    """Lists the kernels of a compiled module in the order in which they run."""
     hlo = module.hlo_module
     by_id = {computation.id: computation for computation in hlo.computations}
     entry = by_id[hlo.entry_computation_id]
     instructions = {instruction.id: instruction for instruction in entry.instructions}
     found: list[Kernel] = []
-    written_by: dict[int, tuple[int, ...]] = {}  # instruction -> the kernels whose results it stands for
+    written_by: dict[int, tuple[int, ...]] = {}  # instruction -> the kernels whose results it represents
     constants: set[int] = set()
     returned, buffers = _list_returned(module), _list_shared(module)
     for number in hlo.schedule.sequences[hlo.entry_computation_id].instruction_ids:
@@ -80,7 +80,7 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
 
 
 def _list_returned(module: HloProto) -> frozenset[int]:
-    """Lists the instructions that write to a buffer that the caller gets, or had given as an argument."""
+    """Returns the instructions that write to a buffer of a result or an argument of the step."""
     assignment = module.buffer_assignment
     buffers = {
         buffer.logical_buffer_id
@@ -92,7 +92,7 @@ def _list_returned(module: HloProto) -> frozenset[int]:
 
 
 def _list_shared(module: HloProto) -> dict[int, int]:
-    """Lists the buffer of each instruction that takes over another's, and of those."""
+    """Maps each instruction that shares a buffer with another one to that buffer."""
     defined = {b.id: b.defined_at.instruction_id for b in module.buffer_assignment.logical_buffers}
     shared: dict[int, int] = {}
     for heap in module.buffer_assignment.heap_simulator_traces:
@@ -123,14 +123,14 @@ def _count_bytes(shape: Any) -> int:
 
 
 def _count_scratch_bytes(instruction: HloInstructionProto) -> int:
-    """Counts what a call of a library is given to work in: the last of its results, untyped bytes."""
+    """Returns the scratch bytes of a call of a library: the last of its results, untyped bytes."""
     parts = instruction.shape.tuple_shapes
     is_scratch = instruction.opcode == "custom-call" and parts and parts[-1].element_type == PrimitiveType.Value("U8")
     return _count_bytes(parts[-1]) if is_scratch else 0
 
 
 def _find_element_bytes(element_type: int) -> int:
-    """Reads the bytes of an element off its type's name, such as F32 or BF16; a byte for PRED, none for tokens."""
+    """Returns the bytes of an element from its type's name, such as F32 or BF16; 1 for PRED, 0 for tokens."""
     name = PrimitiveType.Name(element_type)
     if name == "PRED" or name.startswith("F8"):
         return 1
@@ -160,7 +160,7 @@ def _list_fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -
 
 
 def _list_op_names(instruction: HloInstructionProto) -> Iterator[str]:
-    """Lists an instruction's TensorFlow names: XLA joins those of merged ones by ";", after the name of the caller."""
+    """Lists an instruction's TensorFlow names, without their caller. XLA joins those of merged instructions by ";"."""
     for name in instruction.metadata.op_name.split(";"):
         parts = name.split("/")
         while parts and parts[0] in ("StatefulPartitionedCall", "PartitionedCall"):

@@ -1,4 +1,4 @@
-"""Compiles a step by XLA, and reads the bytes that its buffer assignment takes."""
+"""Compiles a step with XLA, and reads the bytes of its buffer assignment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from checkmate_tf.tf_private import HloProto, trace
 
 @dataclass(frozen=True)
 class XlaMemory:
-    """These are the bytes of a compiled step's buffers, by what they are for.
+    """The bytes of a compiled step's buffers, by their purpose.
 
-    Buffers that XLA lends to the caller both as argument and result count as arguments.
+    A buffer that is both an argument and a result counts as an argument.
     """
 
     temporary_bytes: int
@@ -26,9 +26,9 @@ class XlaMemory:
 
 
 def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
-    """Compiles a step by XLA for arguments of static shapes; returns the optimized module with its buffer assignment.
+    """Traces a step, and compiles it with XLA for arguments of static shapes, without running it.
 
-    Nothing is executed: `step` is traced and compiled for the device that would run it.
+    Returns the optimized module with its buffer assignment, for the device that would run the step.
     """
     function = tf.function(step, jit_compile=True, autograph=False)
     trace(function, specs)

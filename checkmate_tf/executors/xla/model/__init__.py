@@ -1,5 +1,6 @@
-"""How XLA runs a training graph: from the kernels of the stock step to the graph of what it stores.
+"""Makes the graph of the values that XLA stores, from the kernels of the stock step.
 
-`graph.make_xla_graph` shows the order in which facts are found: which kernels compute a node (`index`), what is known
-of it (`facts`), what lies in buffers (`buffers`), and what readers compute within themselves (`fusion`).
+`graph.make_xla_graph` calls the other modules in turn. `index` finds the kernels that compute a node, and `facts` joins
+them with the rules for operations. `buffers` finds the results in buffers, and `fusion` the nodes that readers compute
+within themselves.
 """

@@ -1,4 +1,4 @@
-"""Says what XLA stores of the nodes of a training graph, and what each node needs while it runs."""
+"""Finds the bytes that XLA stores for the values of a training graph, and the bytes of each node while it runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from checkmate_tf.tracing.loops import count_stacked_bytes
 
 
 class BufferRule(Rule):
-    """Makes XLA write results to buffers that it would compute within their readers.
+    """Makes XLA write results to buffers that it would otherwise compute within their readers.
 
     Attributes:
-        stops_fusion: whether readers that compute such a node within themselves in the stock step do so no more.
+        stops_fusion: whether readers that compute such a node within themselves in the stock step read the buffer.
     """
 
     stops_fusion: ClassVar[bool] = True
@@ -29,19 +29,19 @@ class BufferRule(Rule):
         return frozenset()
 
     def shares(self, op: tf.Operation) -> bool:
-        """Returns whether results of such operations on one tensor are written at once."""
+        """Returns whether the results of several such operations on one tensor are written at once."""
         return False
 
 
 class MemoryRule(Rule):
-    """Says what XLA holds that no node's sizes show."""
+    """Counts memory of XLA that the sizes of nodes do not show."""
 
     def find_transposed(self, facts: Facts) -> frozenset[tuple[int, int]]:
         """Returns pairs of a node and a value that it reads, which XLA transposes for it alone."""
         return frozenset()
 
     def find_forms(self, buffers: "Buffers", value: int) -> frozenset[int] | None:
-        """Returns the kernels that write a value, once in each form; None where the rule does not say."""
+        """Returns the kernels that write the forms of a value; None if the rule does not apply."""
         return None
 
     def count_constants_bytes(self, facts: Facts) -> int:
@@ -51,12 +51,12 @@ class MemoryRule(Rule):
 
 @dataclass(frozen=True)
 class Buffers:
-    """What lies in buffers of its own.
+    """The results that XLA writes to buffers.
 
     Args:
         transposed: pairs of a node and a value that it reads, which XLA transposes for it alone.
         materialized: nodes whose results no reader computes within itself.
-        awaited: nodes whose results lie in buffers unless all readers compute them within themselves.
+        awaited: nodes whose results are in buffers unless all readers compute them within themselves.
     """
 
     facts: Facts
@@ -70,11 +70,12 @@ class Buffers:
         return frozenset(value for _, value in self.transposed)
 
     def count_stored_bytes(self, value: int) -> int:
-        """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
+        """Returns the bytes that XLA stores for a value.
 
-        So it does with the complement of the error function in GELU, in two parts of the size of the whole (seen in
-        TensorFlow 2.21). What the step returns is written to the caller's buffers; or the caller reads it at once, or
-        at the end. Lists of what is held anyway, such as a loop's weights, are stacked.
+        XLA may store a value in parts, which its readers combine. It stores the complement of the error function in
+        GELU in two parts of the size of the whole (seen in TensorFlow 2.21). A result of the step counts only if the
+        caller reads it at the end; otherwise, it is in the caller's buffers, or is read at once. A TensorList counts
+        with its elements stacked, even if they are held anyway, such as a loop's weights.
         """
         graph, index = self.facts.graph, self.facts.index
         size_bytes, producer = int(graph.sizes_bytes[value]), graph.producer[value]
@@ -94,7 +95,7 @@ class Buffers:
         return max(size_bytes, *parts_bytes, 0)
 
     def count_early_bytes(self, node: int) -> int:
-        """Counts what a backward node that starts from large constants holds from the forward pass on; else 0."""
+        """Returns the bytes that a backward node with large constants holds from the forward pass on; otherwise 0."""
         facts, index, lowered = self.facts, self.facts.index, self.facts.lowered
         if node in lowered.otherwise or node in lowered.late:
             return 0
@@ -107,9 +108,9 @@ class Buffers:
         return sum(index.stock[k].size_bytes for k in early & read_late)
 
     def find_taken_over(self, node: int, reads: Iterable[int]) -> bool | None:
-        """Returns whether a node's result is written over one that it reads; None where the stock step cannot show it.
+        """Returns whether a node's result is written over one of its inputs; None if the stock step cannot show it.
 
-        That is where something reads the operands later, or the result is written over what the node computes itself.
+        It cannot if other kernels read the operands later, or if the result is written over a value of the node itself.
         """
         index = self.facts.index
         if node in self.facts.lowered.written_over:
@@ -127,11 +128,11 @@ class Buffers:
         return False if any(is_last) else None
 
     def count_workspace_bytes(self, node: int, fused: frozenset[int], *, is_early: bool, is_taken_over: bool) -> int:
-        """Counts the most that a node's kernels hold at a time, beside what the node reads and yields."""
+        """Returns the most bytes that a node's kernels hold at a time, without the node's inputs and results."""
         facts = self.facts
         described = facts.graph.nodes[node]
         beside_bytes = sum(count_passing_bytes(facts, value) for value in described.inputs)
-        if is_product(described.op_type):  # It transposes what it reads so.
+        if is_product(described.op_type):  # A product makes its own transposed copy of such an input.
             transposed = self.transposed_values.intersection(described.inputs)
             kept = [value for value in transposed if facts.graph.producer[value] in self.materialized]
             beside_bytes += self._sum_bytes(kept)
@@ -142,10 +143,10 @@ class Buffers:
         return own_bytes + sum(count_caller_bytes(facts, value) for value in described.outputs)
 
     def _count_lowered_bytes(self, node: int, fused: frozenset[int], beside_bytes: int) -> int:
-        """Counts what a node needs that the stock step has otherwise.
+        """Returns the workspace of a node that is lowered in another form than in the stock step.
 
-        That is what it reads of the nodes that it fuses, if it is a product: a product computes nothing else within
-        itself.
+        It contains the inputs that come from fused nodes, if the node is a product, because a product computes no other
+        node within itself.
         """
         graph, lowered = self.facts.graph, self.facts.lowered
         described = graph.nodes[node]
@@ -158,7 +159,7 @@ class Buffers:
         return read_bytes + beside_bytes + passing_bytes
 
     def _count_kernel_bytes(self, node: int, *, is_early: bool, is_taken_over: bool) -> int:
-        """Counts what the kernels of a node hold beyond what is stored of its results, where they hold the most."""
+        """Returns the most bytes that the kernels of a node hold, less the stored bytes of its results."""
         index, outputs = self.facts.index, self.facts.graph.nodes[node].outputs
         mine = self._list_kernels(node, is_early=is_early)
         own = self._list_result_kernels(node, mine)
@@ -176,7 +177,7 @@ class Buffers:
         return max(most - min(own_bytes, sum(map(self.count_stored_bytes, outputs))), 0)
 
     def _list_kernels(self, node: int, *, is_early: bool) -> frozenset[int]:
-        """Lists the kernels of a node, or of its early part, that it keeps as it is written."""
+        """Returns the kernels of a node, or of its early part, that the rewritten node still has."""
         index = self.facts.index
         mine = index.kernels[node] - self.facts.for_sums
         if node in self.facts.lowered.late:
@@ -186,13 +187,13 @@ class Buffers:
         return mine - index.forward if self.count_early_bytes(node) else mine
 
     def _list_result_kernels(self, node: int, mine: frozenset[int]) -> frozenset[int]:
-        """Lists those of a node's kernels that write its results."""
+        """Returns those of a node's kernels that write its results."""
         index, outputs = self.facts.index, self.facts.graph.nodes[node].outputs
         yielded = {t.op.name for value in outputs for t in self.facts.training_graph.get_value_tensors(value)}
         own = {number for number in mine if index.stock[number].names & yielded}
         own |= {number for value in outputs for number in index.written[value] & mine}
         if node in self.materialized and len(own) > len(outputs):
-            return frozenset()  # parts, which are put together in a buffer
+            return frozenset()  # Its parts are combined in a buffer.
         return frozenset(own)
 
     def _sum_bytes(self, values: Iterable[int]) -> int:
@@ -200,7 +201,7 @@ class Buffers:
 
 
 def place_buffers(facts: Facts, backend: Backend) -> Buffers:
-    """Returns what lies in buffers where all rules of a backend are heeded."""
+    """Returns the results in buffers under all rules of a backend."""
     transposed = frozenset[tuple[int, int]]().union(
         *(rule.find_transposed(facts) for rule in backend.list_rules(MemoryRule))
     )

@@ -1,17 +1,17 @@
-"""Counts what the caller of a step holds of its results, such as metrics, which read predictions at once."""
+"""Counts the memory of a step's caller for the step's results, such as for metrics, which read predictions at once."""
 
 from checkmate_tf.executors.xla.model.facts import Facts
 
 
 def count_passing_bytes(facts: Facts, value: int) -> int:
-    """Counts what is held, where a value is computed and where it is read, of one that the caller reads at once."""
+    """Returns the bytes of a value that the caller reads at once, to add where it is computed and read; otherwise 0."""
     return int(facts.graph.sizes_bytes[value]) if _is_passing(facts, value) else 0
 
 
 def count_caller_bytes(facts: Facts, value: int) -> int:
-    """Counts the most that the caller holds at a time of what it makes of a value at once, as metrics do.
+    """Returns the most bytes that the caller holds while it reads a value at once, as metrics do.
 
-    XLA may run the gradient of the loss at the same time, and hold more, which does not count.
+    XLA may run the gradient of the loss at the same time, and hold more. That does not count.
     """
     if not _is_passing(facts, value):
         return 0
@@ -23,14 +23,14 @@ def count_caller_bytes(facts: Facts, value: int) -> int:
 
 
 def is_read_at_end(facts: Facts, value: int) -> bool:
-    """Returns whether the caller reads a result when all gradients are computed, as it does to clip them."""
+    """Returns whether the caller reads a result after all gradients are computed, such as to clip them."""
     index, written = facts.index, facts.index.written[value]
     last = max((reader for k in written for reader in index.readers[k]), default=-1)
     return last > max(index.in_nodes, default=-1) and not any(index.stock[k].is_returned for k in written)
 
 
 def _is_passing(facts: Facts, value: int) -> bool:
-    """Returns whether the caller reads a result of the step as soon as it is there, and does not return it."""
+    """Returns whether the caller reads a result of the step as soon as it exists, and does not return it."""
     written = facts.index.written[value]
     is_read = value in facts.graph.outputs and bool(written)
     is_returned = any(facts.index.stock[k].is_returned for k in written)

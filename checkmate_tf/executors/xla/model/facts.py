@@ -1,4 +1,4 @@
-"""What is known of the nodes of a training graph before it is decided which results lie in buffers."""
+"""Collects the facts about a training graph's nodes from which the results in buffers are chosen."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True)
 class LoweredNodes:
-    """The nodes with an operation that a rule writes otherwise.
+    """The nodes with an operation that a rule lowers.
 
     Args:
-        late: they are compiled to the stock step's kernels, but that nothing is computed before their inputs.
-        otherwise: they are not.
-        written_over: their result is written over what they read.
-        products: node -> the products that it sums, which are written as one with it.
-        parts: node -> the padded gradients that it sums, which are put together instead.
+        late: nodes with the stock step's kernels, none of which runs before the node's inputs exist.
+        otherwise: nodes with other kernels.
+        written_over: nodes whose result is written over an input.
+        products: node -> the products that it sums, which are written as one product with it.
+        parts: node -> the padded gradients that it sums, which are concatenated instead.
     """
 
     late: frozenset[int]
@@ -33,16 +33,16 @@ class LoweredNodes:
     parts: Mapping[int, tuple[int, ...]]
 
     def list_within(self, node: int) -> tuple[int, ...]:
-        """Returns the nodes that are written as one with a node, which alone reads them."""
+        """Returns the nodes that are written as one with a node, their only reader."""
         return self.products.get(node, self.parts.get(node, ()))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the stock step's kernels and the rules for operations say of the nodes.
+    """Facts about nodes, from the stock step's kernels and the rules for operations.
 
     Args:
-        constants: nodes that read nothing but constants, and that XLA computes while it compiles.
+        constants: nodes that read only constants, and that XLA computes at compile time.
     """
 
     index: KernelIndex
@@ -59,12 +59,12 @@ class Facts:
 
     @property
     def small_bytes(self) -> int:
-        """The size up to which a tensor does not matter."""
+        """Returns the size up to which a tensor does not matter."""
         return self.training_graph.grouping.small_bytes
 
     @cached_property
     def large(self) -> frozenset[int]:
-        """The nodes all of whose results are large, that may be computed within their readers."""
+        """Returns the nodes with only large results that may be computed within their readers."""
         graph = self.graph
         return frozenset(
             node
@@ -76,13 +76,13 @@ class Facts:
 
     @cached_property
     def for_sums(self) -> frozenset[int]:
-        """The kernels that only products that are summed read: as they are written, these read others."""
+        """Returns the kernels that only summed products read. Written as one product, they read other kernels."""
         nodes = {number for node, products in self.lowered.products.items() for number in (node, *products)}
         kernels = frozenset().union(*(self.index.kernels[node] for node in nodes))
         return frozenset(k for k, readers in enumerate(self.index.readers) if readers and readers <= kernels)
 
     def may_fuse(self, node: int) -> bool:
-        """Returns whether a node may be left out where nothing reads it."""
+        """Returns whether a node may be left out if nothing reads it."""
         described = self.graph.nodes[node]
         return described.recomputable and bool(described.outputs) and self._returned.isdisjoint(described.outputs)
 
@@ -93,7 +93,7 @@ class Facts:
     def sums_gradients(self, node: int) -> bool:
         """Returns whether a node adds up the gradients that several readers of a value yield.
 
-        Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
+        If readers computed the sum within themselves, each would hold all its terms, and the terms of inner sums.
         """
         return self.graph.nodes[node].op_type == "AddN" or node in self.lowered.parts
 
@@ -103,7 +103,7 @@ class Facts:
 
 
 def find_facts(training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend) -> Facts:
-    """Returns what is known of a training graph's nodes from the kernels of its stock step."""
+    """Returns the facts about a training graph's nodes, from the kernels of its stock step."""
     index = index_kernels(training_graph, stock)
     lowered = _find_lowered(training_graph, backend)
     return Facts(index, lowered, _find_constants(index))
@@ -141,9 +141,9 @@ def _find_within(
 
 
 def _find_constants(index: KernelIndex) -> frozenset[int]:
-    """Finds the nodes that read nothing but constants and that no kernel computes.
+    """Returns the nodes that read only constants and that no kernel computes.
 
-    Such are the indices of relative positions (seen in TensorFlow 2.21).
+    An example is the indices of relative positions (seen in TensorFlow 2.21).
     """
     training_graph = index.training_graph
     graph, grouping, ops = training_graph.graph, training_graph.grouping, training_graph.ops

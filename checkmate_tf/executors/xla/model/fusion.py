@@ -1,4 +1,4 @@
-"""Finds which nodes XLA computes within the kernels of their readers, so that their results are never stored."""
+"""Finds the nodes that XLA computes within the kernels of their readers, so that their results are never stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from checkmate_tf.executors.xla.model.buffers import Buffers
 from checkmate_tf.executors.xla.model.facts import Facts
 from checkmate_tf.executors.xla.model.index import is_product
 
-# A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
-# they would have to hold all that it reads, where a fusion of another shape, or none, holds less.
+# A node without a kernel that reads more than this many times its own bytes is not fused into its readers. They would
+# have to hold all its inputs, and a fusion of another shape, or none, holds less.
 _MOST_READ = 1.5
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """What each node reads from buffers, and computes within itself.
+    """The values that each node reads from buffers, and the nodes that it computes within itself.
 
     Args:
         reads: node that is kept -> the values that it reads.
@@ -26,10 +26,10 @@ class Fusion:
 
 
 def find_fusion(buffers: Buffers) -> Fusion:
-    """Returns the nodes that are kept, from the last to the first, with what they read and compute within themselves.
+    """Returns the nodes that are kept, from the last to the first, with the values that they read and the fused nodes.
 
-    A node that one of its readers' kernels computes is not read by it: the reader reads the node's inputs instead. A
-    node that nothing else reads is left out. Nodes that must run once, or whose results the step returns, are kept.
+    If a reader's kernels compute a node, the reader reads the node's inputs instead. A node without other readers is
+    left out. Nodes that must run once, or whose results the step returns, are kept.
     """
     facts, graph = buffers.facts, buffers.facts.graph
     needed = {graph.producer[value] for value in graph.outputs}
@@ -58,15 +58,15 @@ def find_fusion(buffers: Buffers) -> Fusion:
 
 
 def _only_orders(facts: Facts, value: int) -> bool:
-    """Returns whether a value stands for a control edge from a node without state, which XLA does not heed."""
+    """Returns whether a value represents a control edge from a node without state, which XLA ignores."""
     return not facts.training_graph.tensors[value] and facts.graph.nodes[facts.graph.producer[value]].recomputable
 
 
 def _is_fused(buffers: Buffers, node: int, reader: int) -> bool:
     """Returns whether the kernels of `reader` compute `node` themselves.
 
-    They do not where they read what another kernel writes of it, such as the sum that is only divided in them for a
-    mean, so that they have the mean's name, or random numbers.
+    They do not if they read a result of the node from another kernel, such as random numbers. For a mean, the reader's
+    kernels may have the mean's name and still read its sum, and only divide it.
     """
     facts, index, graph = buffers.facts, buffers.facts.index, buffers.facts.graph
     if node in facts.constants or node in facts.lowered.products.get(reader, ()):

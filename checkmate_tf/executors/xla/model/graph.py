@@ -1,4 +1,4 @@
-"""Makes the training graph as XLA runs it: what a fusion computes within itself is never stored."""
+"""Makes the training graph as XLA runs it, in which fused nodes are never stored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,32 +19,33 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 class OptionalLowering(Rule):
-    """Writes operations otherwise where the graph has room for it."""
+    """Writes operations in another form if the graph has room for it."""
 
     def lower(self, op: tf.Operation) -> Lowering | None:
-        """Returns what may be written in the place of an operation that no other rule lowers; None to leave it."""
+        """Returns a lowering that may replace an operation that no other rule lowers; None to keep the operation."""
         return None
 
     def choose(self, xla_graph: "XlaGraph") -> "XlaGraph":
-        """Returns the graph with those nodes in `apart` whose operations are written so."""
+        """Returns the graph with the nodes whose operations are replaced in `apart`."""
         return xla_graph
 
 
 @dataclass(frozen=True)
 class XlaGraph:
-    """An XLA graph has the nodes of a training graph whose results XLA writes to buffers.
+    """The nodes of a training graph whose results XLA writes to buffers.
 
     Args:
         graph: node i computes `nodes[i]` of the training graph, and within it the nodes that it fuses.
         nodes: of the training graph, [num_nodes].
-        values: of the training graph, None for what only an early part yields, [num_values].
-        early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
-        fused: node of the training graph -> the nodes that its kernels compute again within themselves.
-        materialized: nodes of the training graph that XLA would compute within their readers, or within what only waits
-            for them, which must not be.
-        constants: nodes of the training graph that XLA computes while it compiles.
+        values: of the training graph; None for the result of an early part, [num_values].
+        early: nodes of `graph` that are the early part of a backward node `nodes[i]`, which XLA computes in the forward
+            pass.
+        fused: node of the training graph -> the nodes that its kernels compute within themselves.
+        materialized: nodes of the training graph that must be written to buffers, because XLA would compute them within
+            their readers, or within operations that only wait for them.
+        constants: nodes of the training graph that XLA computes at compile time.
         transposed: pairs of a node of the training graph and a value that it reads, which XLA transposes for it alone.
-        apart: nodes of the training graph that compute what they transpose before they do.
+        apart: nodes of the training graph that compute an operand in a kernel of its own before they transpose it.
     """
 
     graph: Graph
@@ -60,7 +61,7 @@ class XlaGraph:
     apart: frozenset[int] = frozenset()
 
     def lower(self, op: int) -> Lowering | None:
-        """Returns what to write in the place of an operation of the training graph; None to leave it."""
+        """Returns the lowering that replaces an operation of the training graph; None to keep the operation."""
         operation = self.training_graph.ops.ops[op]
         lowering = self.backend.lower(operation)
         if lowering is not None or self.training_graph.grouping.group_of[op] not in self.apart:
@@ -70,11 +71,11 @@ class XlaGraph:
 
     @cached_property
     def transposed_tensors(self) -> frozenset[TensorId]:
-        """The tensors of values that XLA transposes for one reader alone."""
+        """Returns the tensors of values that XLA transposes for one reader alone."""
         return frozenset(tensor for _, value in self.transposed for tensor in self.training_graph.tensors[value])
 
     def is_split(self, index: int) -> bool:
-        """Returns whether a node of `graph` is a part of one that has an early part."""
+        """Returns whether a node of `graph` is part of a node of the training graph that has an early part."""
         return self.nodes[index] in self._split
 
     @cached_property
@@ -82,19 +83,19 @@ class XlaGraph:
         return frozenset(self.nodes[index] for index in self.early)
 
     def tensors(self, value: int) -> tuple[TensorId, ...]:
-        """Returns the tensors of the step that a value of `graph` stands for."""
+        """Returns the tensors of the step that a value of `graph` represents."""
         number = self.values[value]
         return () if number is None else self.training_graph.tensors[number]
 
     def list_summed(self, node: int) -> list[int]:
-        """Lists the products that a node of the training graph sums, with which it is written as one."""
+        """Lists the products that a node of the training graph sums. They are written as one product."""
         nodes = self.training_graph.graph.nodes
         return [product for product in sorted(self.fused[node]) if is_product(nodes[product].op_type)]
 
     def resize(self, training_graph: TrainingGraph) -> "XlaGraph":
-        """Returns the graph for the same training graph at another size, such as that of the batch.
+        """Returns the graph for the same training graph at another size, such as another batch size.
 
-        What kernels hold for themselves is taken to grow as what their nodes read and yield.
+        This assumes that the workspace of kernels grows like the inputs and results of their nodes.
         """
         whole, before = training_graph.graph, self.training_graph.graph
         then, now = before.sizes_bytes, whole.sizes_bytes
@@ -124,7 +125,7 @@ class XlaGraph:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit becomes a node of the new graph: it is a node of the training graph, or the early part of one."""
+    """A node of the new graph: a node of the training graph, or the early or the late part of one."""
 
     node: int
     is_early: bool
@@ -137,11 +138,11 @@ class _Numbering:
     """The values of the new graph.
 
     Args:
-        values: of the training graph, None for what only an early part yields, [num_values].
-        sizes: the values with what XLA stores of them, [num_values].
+        values: of the training graph; None for the result of an early part, [num_values].
+        sizes: the values with the bytes that XLA stores, [num_values].
         outputs: of each unit, [num_units].
-        place_of: value of the training graph -> its place.
-        early_of: node of the training graph -> the place of what its early part yields.
+        place_of: value of the training graph -> its index.
+        early_of: node of the training graph -> the index of its early part's result.
     """
 
     values: tuple[int | None, ...]
@@ -154,17 +155,20 @@ class _Numbering:
 def make_xla_graph(
     training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend, given_bytes: int | None = None
 ) -> XlaGraph:
-    """Makes the graph in which nodes that XLA computes within their readers are taken into them.
+    """Makes the graph in which nodes that XLA computes within their readers are part of these readers.
 
-    `stock`: the kernels of the stock step. `given_bytes`: of its arguments and results, if these are not only those of
-    the training graph. What the step returns is written to buffers of its own that XLA holds from the start: it counts
-    as resident.
+    A node that only yields results of the step, such as gradients of weights, runs as soon as it can, so that its
+    inputs are freed.
 
-    What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
+    The gradient of a pooling of overlapping windows compares with constants as large as its input. XLA:CPU computes
+    them at the very start of the step, and holds them until the last comparison (TensorFlow 2.21). Such a node
+    therefore becomes two: the comparisons stay in the forward pass, and only the places of the maxima are held after
+    them.
 
-    The gradient of a pooling of overlapping windows compares with constants as large as what was pooled, which
-    XLA:CPU computes at the very start (TensorFlow 2.21). It holds them until the last comparison, so that is left in
-    the forward pass: such a node becomes two, and only the places of the maxima are held in between.
+    Args:
+        stock: the kernels of the stock step.
+        given_bytes: of the stock step's arguments and results, if it has more than the training graph. Results count as
+            resident, because XLA holds their buffers from the start.
     """
     facts = find_facts(training_graph, stock, backend)
     buffers = place_buffers(facts, backend)
@@ -199,14 +203,14 @@ def make_xla_graph(
 
 
 def choose_lowerings(xla_graph: XlaGraph) -> XlaGraph:
-    """Returns the graph with the operations written otherwise that it has room for."""
+    """Returns the graph with the optional lowerings for which it has room."""
     for rule in xla_graph.backend.list_rules(OptionalLowering):
         xla_graph = rule.choose(xla_graph)
     return xla_graph
 
 
 def _measure_growth(before: Graph, now: Graph, node: int) -> float:
-    """Measures how many times the bytes of before a node reads and yields now."""
+    """Returns the ratio of the bytes that a node reads and yields now to those before."""
     values = [*before.nodes[node].inputs, *before.nodes[node].outputs]
     return float(now.sizes_bytes[values].sum() / max(before.sizes_bytes[values].sum(), 1))
 
@@ -224,7 +228,7 @@ def _list_units(buffers: Buffers, fusion: Fusion) -> Iterator[_Unit]:
 
 
 def _only_returns(graph: Graph, node: int) -> bool:
-    """Returns whether a backward node yields nothing but what the step returns, such as a filter's gradient."""
+    """Returns whether a backward node only yields results of the step, such as a filter's gradient."""
     described = graph.nodes[node]
     return described.is_backward and described.recomputable and set(described.outputs) <= set(graph.outputs)
 

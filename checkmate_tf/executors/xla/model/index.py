@@ -1,4 +1,4 @@
-"""Finds which kernels of the stock step compute each node and each value of the training graph."""
+"""Finds the kernels of the stock step that compute each node and each value of the training graph."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ def is_product(op_type: str) -> bool:
 
 @dataclass(frozen=True)
 class KernelIndex:
-    """The kernels of the stock step by what they compute.
+    """The kernels of the stock step, by the nodes and values that they compute.
 
     Args:
-        stock: all kernels, in the order in which they run; other fields number them.
+        stock: all kernels, in the order in which they run. Other fields contain their positions.
         writers: name of an operation -> the kernels that write its result.
-        names: of the operations of each node, and of views of what it yields, for which XLA may copy, [num_nodes].
-        kernels: of each node: those that write its results, and those without a name that these read, [num_nodes].
+        names: of the operations of each node, and of views of its results, which XLA may copy, [num_nodes].
+        kernels: those that write each node's results, and those without a name whose results these read, [num_nodes].
     """
 
     training_graph: TrainingGraph
@@ -36,17 +36,17 @@ class KernelIndex:
 
     @cached_property
     def inside(self) -> tuple[frozenset[str], ...]:
-        """The names of all that the kernels of each node compute, [num_nodes]."""
+        """Returns the names of all operations that the kernels of each node compute, [num_nodes]."""
         return tuple(frozenset(n for k in numbers for n in self.stock[k].inside) for numbers in self.kernels)
 
     @cached_property
     def read(self) -> tuple[frozenset[int], ...]:
-        """The kernels whose results those of each node read, [num_nodes]."""
+        """Returns the kernels whose results the kernels of each node read, [num_nodes]."""
         return tuple(frozenset(n for k in numbers for n in self.stock[k].reads) for numbers in self.kernels)
 
     @cached_property
     def readers(self) -> tuple[frozenset[int], ...]:
-        """The kernels that read the result of each, [num_kernels]."""
+        """Returns the kernels that read the result of each kernel, [num_kernels]."""
         readers: list[set[int]] = [set() for _ in self.stock]
         for number, kernel in enumerate(self.stock):
             for read in kernel.reads:
@@ -55,12 +55,12 @@ class KernelIndex:
 
     @cached_property
     def written(self) -> tuple[frozenset[int], ...]:
-        """The kernels that write each value, [num_values]."""
+        """Returns the kernels that write each value, [num_values]."""
         return tuple(self._find_written(value) for value in range(len(self.training_graph.graph.values)))
 
     @cached_property
     def forward(self) -> frozenset[int]:
-        """The kernels that depend on no gradient."""
+        """Returns the kernels that depend on no gradient."""
         described = zip(self.names, self.training_graph.graph.nodes, strict=True)
         backward = {name for names, node in described if node.is_backward for name in names}
         found: set[int] = set()
@@ -71,17 +71,17 @@ class KernelIndex:
 
     @cached_property
     def in_nodes(self) -> frozenset[int]:
-        """The kernels of any node; the others are the caller's."""
+        """Returns the kernels of all nodes. The others are the caller's."""
         return frozenset().union(*self.kernels)
 
     @cached_property
     def in_products(self) -> frozenset[int]:
-        """The kernels of nodes that are products."""
+        """Returns the kernels of nodes that are products."""
         described = zip(self.training_graph.graph.nodes, self.kernels, strict=True)
         return frozenset().union(*(own for node, own in described if is_product(node.op_type)))
 
     def _find_written(self, value: int) -> frozenset[int]:
-        """Finds the kernels that write a value: by its name, or as those of its size that others read."""
+        """Returns the kernels with a value's name; without one, the node's kernels of its size that others read."""
         graph = self.training_graph.graph
         names = {t.op.name for t in self.training_graph.get_value_tensors(value) if len(t.op.outputs) == 1}
         written = frozenset(number for name in names for number in self.writers.get(name, ()))
@@ -92,7 +92,7 @@ class KernelIndex:
 
 
 def index_kernels(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> KernelIndex:
-    """Returns the kernels of the stock step by what they compute of a training graph."""
+    """Returns the kernels of the stock step by the nodes and values of a training graph that they compute."""
     writers: dict[str, tuple[int, ...]] = {}
     for number, kernel in enumerate(stock):
         for name in kernel.names:
@@ -115,7 +115,7 @@ def _list_names(training_graph: TrainingGraph) -> tuple[frozenset[str], ...]:
 
 
 def _add_unnamed(stock: Sequence[Kernel], found: set[int]) -> frozenset[int]:
-    """Returns kernels with those without a name whose results they read."""
+    """Returns kernels, together with those without a name whose results they read."""
     waiting, found = list(found), set(found)
     while waiting:
         for number in stock[waiting.pop()].reads:
@@ -128,14 +128,14 @@ def _add_unnamed(stock: Sequence[Kernel], found: set[int]) -> frozenset[int]:
 def _find_unnamed_products(
     training_graph: TrainingGraph, stock: Sequence[Kernel], kernels: Sequence[frozenset[int]]
 ) -> list[tuple[int, frozenset[int]]]:
-    """Finds the kernels of products that XLA wrote anew and left without a name, and the node of each.
+    """Returns the kernels of products that XLA rewrote and left without a name, and the node of each.
 
-    XLA:CPU writes the filter gradient of a convolution of one pixel so (TensorFlow 2.21). The kernel writes as much as
-    the product, and reads, maybe through others without a name, all that the product reads of the step. It may compute
-    the ReLU that it reads, so that no schedule has to hold that.
+    XLA:CPU rewrites the filter gradient of a convolution of one pixel in this way (TensorFlow 2.21). The kernel writes
+    as many bytes as the product, and reads all inputs of the product, in some cases through other kernels without a
+    name. It may compute a ReLU among these inputs itself, so that no schedule has to hold the ReLU's result.
     """
     graph, ops = training_graph.graph, training_graph.ops
-    read: list[frozenset[str]] = []  # names of what flows into each kernel since the last kernels with a name
+    read: list[frozenset[str]] = []  # names of the last named kernels from which data flow into each kernel
     for kernel in stock:
         sources = [(stock[number], read[number]) for number in kernel.reads]
         read.append(frozenset().union(*(k.names or k.inside | flows for k, flows in sources)))

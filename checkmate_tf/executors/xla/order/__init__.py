@@ -1,5 +1,5 @@
-"""How XLA is made to keep to a schedule: ties, and the policy that says what waits for what.
+"""Makes XLA follow a schedule, by ties: data through which an operation waits for another.
 
-XLA orders operations by their data alone, so that waiting is data too (`ties`). `gradient_ties` is the ordering policy;
-the rules for what else waits are objects of the backend, which look at the `progress` of writing.
+XLA orders operations by their data alone. `ties` writes ties, and `gradient_ties` is the ordering policy. The backend's
+rules add further waits, for which they read the `progress` of writing.
 """

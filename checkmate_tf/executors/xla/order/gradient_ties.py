@@ -1,15 +1,15 @@
 """Orders a step that XLA compiles: recomputation waits, by data, for gradients.
 
-XLA orders operations by their data alone and merges equal ones, so a copy must differ from its original, and must
-not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore tied by data
-to the gradient that its first reader reads: every copy in the run that reads nothing computed in the run reads one of
-its inputs through a tie, the smallest, which is a weight or a scalar wherever there is one. All else in the run follows
-by its own data. The first such copy waits for the gradient, the others for what the run has computed last: else all
-would run at once, and what they yield would be held until it is read. A node that the schedule computes once, but after
-others that follow it in the stock step, waits as a repeat does.
+XLA orders operations by their data alone, and merges equal ones. A copy must therefore differ from its original, and
+must not be computable before the backward pass reaches it. Each contiguous run of recomputation is tied to the gradient
+that the first reader after it reads. A copy that reads no result of the run reads its smallest input through a tie. If
+it reads a weight or a scalar, that is the smallest. The other copies of the run wait by their own data. The first tied
+copy waits for the gradient, and each later one for the newest result of the run. Otherwise, all of them would run at
+once, and their results would be held until they are read. A node that the schedule computes once, but after others that
+follow it in the stock step, waits like a repeat.
 
-A barrier is over all values that wait for the same gradient, so that nothing under it may be computed from what it
-yields, not even by a view. What else waits is up to the rules for the order that the backend lists.
+One barrier contains all values that wait for the same gradient, so none of them may be computed from a result of the
+barrier, not even by a view. The backend's rules for the order add further waits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from checkmate_tf.executors.xla.order.progress import Progress
 from checkmate_tf.executors.xla.order.ties import Ties
 from checkmate_tf.tracing.ops import TensorId
 
-# Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
+# Inputs of integers that are data. Other integers are sizes or axes, which XLA must know at compile time.
 _INTEGER_DATA = {
     "GatherV2": 1,
     "OneHot": 0,
@@ -43,8 +43,8 @@ class _Run:
     """A run of recomputation that is being written.
 
     Args:
-        ties: of what reads nothing computed in the run, until it has computed something.
-        newest: what the run computed last.
+        ties: the ties of operations that are written before the run has a result.
+        newest: the newest result of the run.
         ops: operations that are written in it.
     """
 
@@ -54,7 +54,7 @@ class _Run:
 
 
 class GradientTies(OrderingPolicy):
-    """Ties runs of recomputation to gradients, and what rules say to what they say."""
+    """Ties runs of recomputation to gradients, and further operations as the backend's rules ask."""
 
     def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int]):
         """Prepares for a schedule; `order` is the node of `xla_graph.graph` at each position."""
@@ -64,7 +64,7 @@ class GradientTies(OrderingPolicy):
 
     @property
     def run(self) -> int:
-        """The number of the run of recomputation being written; 0 outside of any that is tied."""
+        """Returns the number of the tied run of recomputation that is being written; 0 outside of such runs."""
         return self.progress.num_ties if self.current is not None else 0
 
     def begin_position(self, position: int) -> Mapping[str, str]:
@@ -82,16 +82,16 @@ class GradientTies(OrderingPolicy):
         return late
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
-        """Returns the inputs of an operation, one of them tied unless one is computed in this run already."""
+        """Returns the inputs of an operation, with one of them tied if the run has computed none of them."""
         run, copies, xla_graph = self.current, self.progress.copies, self.progress.xla_graph
         if run is None or copies.grouping.group_of[op] in xla_graph.constants:
             return inputs
         tensors = copies.ops.inputs[op]
-        # Maybe through a view, or from the buffer that is read in its place.
+        # The input may be a view, or a buffer that replaces it.
         follows = any(root is not None and root[0] in run.ops for root in map(copies.grouping.root, tensors))
         run.ops.add(op)
         candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
-        # What XLA would transpose again it has transposed in the forward pass, and would hold until here.
+        # Without a tie, XLA would reuse the transposed copy of the forward pass, and hold it until here.
         chosen = [position for position in candidates if self._is_transposed(run, tensors[position])]
         if not follows and candidates and not chosen:
             chosen = [min(candidates, key=lambda position: (copies.size_bytes(tensors[position]), position))]
@@ -131,7 +131,7 @@ class GradientTies(OrderingPolicy):
         self._open_run([gradient, *more])
 
     def _open_run(self, awaited: Iterable[TensorId]) -> None:
-        """Makes all later operations wait for these tensors, and for their own results."""
+        """Starts a run whose operations wait for these tensors, and for the run's own results."""
         self.current = _Run(self.progress.start_ties(awaited))
 
     def _end_run(self) -> None:
@@ -140,7 +140,7 @@ class GradientTies(OrderingPolicy):
         self.current = None
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
-        """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
+        """Returns the newest tensor from before a run that the first node after the run with such an input reads."""
         progress, nodes = self.progress, self.progress.graph.nodes
         in_run = {value for position in range(start, end) for value in nodes[progress.order[position]].outputs}
         for node in progress.order[end:]:
@@ -151,11 +151,11 @@ class GradientTies(OrderingPolicy):
         return None
 
     def _is_transposed(self, run: _Run, tensor: TensorId) -> bool:
-        """Returns whether a tensor of before a run is written to a buffer that each of its readers transposes."""
+        """Returns whether a tensor from before a run is in a buffer that each of its readers transposes."""
         root = self.progress.copies.grouping.root(tensor)
         return root is not None and root in self.progress.xla_graph.transposed_tensors and root[0] not in run.ops
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
-        """Returns whether an input may depend on the gradient: not where XLA needs its value to compile."""
+        """Returns whether an input may depend on the gradient. It may not if XLA needs its value at compile time."""
         copies = self.progress.copies
         return copies.dtype(tensor).is_floating or _INTEGER_DATA.get(copies.ops.ops[op].type) == position

@@ -1,4 +1,4 @@
-"""Finds the runs of a schedule in which nodes are computed again, or late."""
+"""Finds the runs of a schedule in which nodes are computed again, or later than in the stock step."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,9 +7,9 @@ from checkmate_tf.graph import Graph
 
 
 def find_runs(graph: Graph, order: Sequence[int]) -> dict[int, int]:
-    """Finds the end, exclusive, of the contiguous run of late positions that each of these belongs to.
+    """Maps each late position to the exclusive end of its contiguous run of late positions.
 
-    Late are repeats, and nodes that a schedule computes only after others that follow them in the stock step.
+    A position is late if it repeats a node, or computes it after others that follow it in the stock step.
     """
     seen: set[int] = set()
     newest = -1

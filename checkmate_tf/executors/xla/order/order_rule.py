@@ -1,4 +1,4 @@
-"""The kind of rule that says what waits in a step that XLA compiles."""
+"""Defines the kind of rule that makes operations wait in a step that XLA compiles."""
 
 from collections.abc import Mapping
 
@@ -8,29 +8,29 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 class OrderRule(Rule):
-    """Makes operations wait, by data, for results that XLA would compute later.
+    """Makes operations wait, by data, for results that XLA would otherwise compute later.
 
-    The hooks are called as the nodes of a schedule are written. `index` is a node of the graph.
+    The methods are called as the nodes of a schedule are written. `index` is a node of the graph.
     """
 
     def find_awaited(self, progress: Progress, index: int) -> TensorId | None:
-        """Returns the tensor that a node waits for as a recomputation does, though it is none; else None."""
+        """Returns a tensor for which a node that is not recomputed waits as a run of recomputation does, or None."""
         return None
 
     def tie_reads(self, progress: Progress, index: int) -> Mapping[str, str]:
-        """Returns what a node that is not recomputed reads in the place of some tensors, so that it waits."""
+        """Returns the names that a node that is not recomputed reads instead of some tensors, so that it waits."""
         return {}
 
     def list_given(self, progress: Progress, index: int) -> list[TensorId]:
-        """Returns tensors of the step's arguments that a backward node reads late."""
+        """Returns arguments of the step that a backward node reads late."""
         return []
 
     def list_more(self, progress: Progress, gradient: TensorId) -> list[TensorId]:
-        """Returns the tensors that a run of recomputation waits for beside a gradient."""
+        """Returns the tensors for which a run of recomputation waits besides a gradient."""
         return []
 
     def note(self, progress: Progress, index: int) -> None:
-        """Notes that a node is written."""
+        """Records that a node is written."""
         return
 
     def finish(self, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What is written of a step that XLA compiles, so far, as the rules for its order see it."""
+"""Records the part of a schedule that is written so far, for the rules of the order."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,16 +12,16 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 class Progress:
-    """A schedule, and how far it is written.
+    """A schedule, and the state of its writing.
 
     Attributes:
-        run_ends: position -> the end of the run of recomputation that it belongs to.
+        run_ends: position -> the end of its run of recomputation.
         computed_at: value of the graph -> the position that computed it last.
-        num_ties: how many ties were started.
-        awaited: gradients that a run waited for.
-        results: gradients of weights, which nothing but the caller reads, that nothing waits for yet.
-        newest_result: the gradient of weights that a product yielded last.
-        of_repeats: what products yield that read what is computed again, which is held for them.
+        num_ties: the number of ties that were started.
+        awaited: gradients for which a run waited.
+        results: gradients of weights, which only the caller reads, for which no operation waits yet.
+        newest_result: the newest gradient of weights from a product.
+        of_repeats: results of products that read recomputed values. These values are held for the products.
     """
 
     def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int]):
@@ -51,7 +51,7 @@ class Progress:
         return position in self.run_ends
 
     def note(self, position: int) -> None:
-        """Notes that a position is written."""
+        """Records that a position is written."""
         index = self.order[position]
         self.computed_at |= dict.fromkeys(self.graph.nodes[index].outputs, position)
         result = self.find_result(index)
@@ -59,14 +59,14 @@ class Progress:
             self.newest_result = result
 
     def start_ties(self, gradients: Iterable[TensorId]) -> Ties:
-        """Starts ties to gradients, whose operations are appended to what is written."""
+        """Starts ties to gradients. Their operations are appended to the written ones."""
         self.num_ties += 1
         copies = self.copies
         named = [(copies.tensor(gradient), copies.dtype(gradient)) for gradient in gradients]
         return self.xla_graph.backend.ties(f"checkmate_tie_{self.num_ties}", named, copies.written)
 
     def find_newest_float(self, values: Iterable[int]) -> TensorId | None:
-        """Returns a tensor of floats of the value computed last."""
+        """Returns a tensor of floats from the value that was computed last, or None."""
         for value in sorted(values, key=lambda value: -self.computed_at[value]):
             for tensor in self.xla_graph.tensors(value):
                 if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor):
@@ -74,24 +74,24 @@ class Progress:
         return None
 
     def find_result(self, index: int) -> TensorId | None:
-        """Returns the largest tensor of floats that a backward node yields, a filter's and not a bias's gradient."""
+        """Returns the largest tensor of floats from a backward node, such as a filter's gradient; otherwise None."""
         node = self.graph.nodes[index]
         yielded = (tensor for value in node.outputs for tensor in self.xla_graph.tensors(value))
         floats = [t for t in yielded if self.copies.dtype(t).is_floating and self.copies.size_bytes(t)]
         return max(floats, key=self.copies.size_bytes) if node.is_backward and floats else None
 
     def returns_gradient(self, index: int) -> bool:
-        """Returns whether a node yields nothing but what the step returns."""
+        """Returns whether a node only yields results of the step."""
         return set(self.graph.nodes[index].outputs) <= set(self.graph.outputs)
 
     def list_float_reads(self, index: int) -> list[TensorId]:
-        """Returns the tensors of floats that the operations of a node read."""
+        """Lists the tensors of floats that the operations of a node read."""
         copies = self.copies
         members = copies.grouping.groups[self.xla_graph.nodes[index]].members
         return [t for member in members for t in copies.ops.inputs[member] if copies.dtype(t).is_floating]
 
     def multiplies_matrices(self, index: int) -> bool:
-        """Returns whether a node, as it is written, multiplies matrices and reads these as they are."""
+        """Returns whether a node, as it is written, multiplies matrices. Such a product fuses none of its operands."""
         ops = self.xla_graph.training_graph.get_node_ops(self.xla_graph.nodes[index])
         op_type = self.graph.nodes[index].op_type
         lowered = (self.xla_graph.backend.lower(op) for op in ops)

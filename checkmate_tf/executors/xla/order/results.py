@@ -1,4 +1,4 @@
-"""Ties backward products to gradients of weights, for the rules that say which of these are waited for."""
+"""Ties backward products to gradients of weights, for the rules that choose these gradients."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 def tie_to_results(progress: Progress, index: int) -> Mapping[str, str]:
-    """Makes a backward product read its weights after the gradients of weights that nothing waits for yet.
+    """Makes a backward product wait for the gradients of weights for which no operation waits yet.
 
-    A select copies what it ties, so that a product of matrices is tied by its smallest operand. XLA:CPU transposes
-    filters at the start of the step, and holds that until the backward pass reads it (TensorFlow 2.21): a convolution
-    is tied by its filter.
+    A select copies the tensor that it ties, so a product of matrices is tied by its smallest operand. A convolution is
+    tied by its filter, because XLA:CPU would otherwise transpose the filter at the start of the step, and hold the copy
+    until the backward pass (TensorFlow 2.21).
     """
     node, copies = progress.graph.nodes[index], progress.copies
     if not progress.results or not node.is_backward or not is_product(node.op_type):
@@ -31,7 +31,7 @@ def tie_to_results(progress: Progress, index: int) -> Mapping[str, str]:
 
 
 def _list_computed(progress: Progress, index: int) -> list[TensorId]:
-    """Lists the tensors of floats, of a known size, that the products of a node read and that other nodes yield."""
+    """Lists the tensors of floats of a known size that the products of a node read from other nodes."""
     copies, node = progress.copies, progress.xla_graph.nodes[index]
     within = {node, *progress.xla_graph.fused[node]}
     found = []
@@ -45,7 +45,7 @@ def _list_computed(progress: Progress, index: int) -> list[TensorId]:
 
 
 def _is_weight(progress: Progress, tensor: TensorId) -> bool:
-    """Returns whether a tensor is there from the start, or is so small that it may be taken for one that is."""
+    """Returns whether a tensor exists from the start, or is small enough to count as such."""
     size_bytes = progress.copies.size_bytes(tensor)
     is_given = progress.copies.grouping.root(tensor) is None
     return size_bytes > 0 and (is_given or size_bytes <= progress.small_bytes)

@@ -1,14 +1,13 @@
 """Ties a tensor to gradients, by data, so that it waits for them in a function that XLA compiles.
 
-Two forms:
+A tie has one of two forms:
 
-- a barrier: one `XlaOptimizationBarrier` over the tied tensors and the gradients; what reads a gradient later reads
-  the barrier's. Costs nothing once compiled, but nothing fuses across it. XLA:GPU keeps it. XLA:CPU (TensorFlow 2.21)
-  strips barriers before it merges equal operations, and so undoes them; that of JAX 0.10.2 strips them later, but
-  before it orders operations.
-- a select: the tied tensor is selected by a condition on the bits of one element of each gradient, which always
-  holds and which no compiler pass evaluates. Every backend keeps it; the select is a copy of the tied tensor unless
-  it fuses with what reads it.
+- a barrier: one `XlaOptimizationBarrier` over the tied tensors and the gradients. Later readers of a gradient read the
+  barrier's output. It costs nothing at run time, but XLA fuses nothing across it. XLA:GPU keeps barriers. XLA:CPU
+  (TensorFlow 2.21) strips them before it merges equal operations, so that they have no effect. XLA:CPU of JAX 0.10.2
+  strips them later, but before it orders operations.
+- a select: a condition on the bits of one element of each gradient selects the tied tensor. It always holds, and no
+  compiler pass evaluates it. Every backend keeps it. The select copies the tied tensor unless it fuses with its reader.
 """
 
 from abc import ABC, abstractmethod
@@ -32,14 +31,14 @@ _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 @dataclass(frozen=True)
 class Written:
-    """What was written is known by the names of tensors, and the functions that its operations call."""
+    """The names of written tensors, and the functions that the written operations call."""
 
     results: tuple[str, ...]
     functions: FunctionDefLibrary
 
 
 class Ties(ABC):
-    """These ties are of tensors that wait for the same gradients."""
+    """Ties of tensors that wait for the same gradients."""
 
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         self.name = name
@@ -48,17 +47,17 @@ class Ties(ABC):
         self.tied: dict[str, str] = {}
 
     def tie(self, tensor: str, dtype: tf.DType) -> str:
-        """Returns the tensor, not computable before the gradients."""
+        """Returns the name of the tensor behind a tie, which cannot be computed before the gradients."""
         if tensor not in self.tied:
             self.tied[tensor] = self.add(tensor, dtype)
         return self.tied[tensor]
 
     @abstractmethod
     def add(self, tensor: str, dtype: tf.DType) -> str:
-        """Writes the tie of one tensor; returns what to read in its place."""
+        """Writes the tie of one tensor, and returns the name to read instead."""
 
     def finish(self) -> dict[str, str]:
-        """Returns what to read from now on in the place of other tensors."""
+        """Returns the names to read from now on instead of other tensors."""
         return {}
 
     @staticmethod
@@ -66,17 +65,17 @@ class Ties(ABC):
     def write_buffer(
         name: str, tensor: NamedTensor, known: NamedTensor, written: list[NodeDef], library: FunctionDefLibrary
     ) -> str:
-        """Keeps a tensor out of the fusions that read it; returns what to read in its place.
+        """Makes XLA write a tensor to a buffer instead of computing it within its readers. Returns the name to read.
 
         Operations are appended to `written`, and the functions that they call to `library`.
 
         Args:
-            known: a tensor whose values XLA does not know, but has when it comes to the other.
+            known: a tensor that exists before the other one, with values that XLA does not know at compile time.
         """
 
 
 class Select(Ties):
-    """A tensor is selected by a condition on the gradients, and divided to be kept out of fusions."""
+    """Ties a tensor by a select with a condition on the gradients, and writes it to a buffer by a division."""
 
     def add(self, tensor: str, dtype: tf.DType) -> str:
         if not self.tied:
@@ -101,7 +100,7 @@ class Select(Ties):
 
 
 class Barrier(Ties):
-    """A tensor is behind a barrier, over the gradients or of its own."""
+    """Ties tensors by one barrier over them and the gradients, and writes a tensor to a buffer by its own barrier."""
 
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         super().__init__(name, gradients, written)
@@ -127,7 +126,7 @@ class Barrier(Ties):
 def write_operations(
     build: Callable[..., Any], scope: str, inputs: Sequence[NamedTensor], written: list[NodeDef]
 ) -> Written:
-    """Writes the operations that `build` makes of the inputs: a tensor, or a tuple of them."""
+    """Writes the operations that `build` makes from the inputs. `build` returns a tensor, or a tuple of tensors."""
     graph_def = _build_operations(build, tuple(dtype for _, dtype in inputs))
     given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
     for template in graph_def.node:
@@ -146,7 +145,7 @@ def write_operations(
 
 @lru_cache(maxsize=256)
 def _build_operations(build: Callable[..., Any], dtypes: tuple[tf.DType, ...]) -> GraphDef:
-    """Builds operations on inputs of these types; they are the same for each of the many ties of a step."""
+    """Builds operations on inputs of these types. The cache serves the many ties of a step."""
     with tf.Graph().as_default() as graph:
         arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, dtype in enumerate(dtypes)]
         tf.raw_ops.IdentityN(input=tf.nest.flatten(build(*arguments)), name="result")
@@ -154,37 +153,37 @@ def _build_operations(build: Callable[..., Any], dtypes: tuple[tf.DType, ...]) -
 
 
 def select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor, by a condition that always holds."""
+    """Returns the tensor, selected by a condition that always holds."""
     return tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x))
 
 
 def divide(x: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor divided by a one that XLA does not know to be one. XLA repeats no division for each reader."""
+    """Returns the tensor divided by a 1 that XLA does not know. XLA does not repeat divisions for each reader."""
     return x / tf.where(hold_always(known), tf.ones([], x.dtype), tf.zeros([], x.dtype))
 
 
 def _set_apart(x: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
+    """Returns the tensor in a buffer, as XLA fuses nothing with the result of a conditional."""
     then, other = _make_branches(x.dtype)
     return tf.raw_ops.If(cond=hold_always(known), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
 
 
 @cache
 def _make_branches(dtype: tf.DType) -> tuple[Any, Any]:
-    """Returns the tensor, and zeros; kept, as TensorFlow forgets the definition of a function that nothing holds."""
+    """Returns functions that yield the tensor, and zeros. The cache keeps TensorFlow from deleting them."""
     spec = tf.TensorSpec(None, dtype)
     then, other = (tf.function(f, autograph=False) for f in (tf.identity, tf.zeros_like))
     return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
 def hold_always(*gradients: tf.Tensor) -> tf.Tensor:
-    """Returns true, whatever the bits of the gradients' first elements."""
+    """Returns true for any bits of the gradients' first elements."""
     firsts = (tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), []) for gradient in gradients)
     return _hold(tf.add_n([_count_bits(first) for first in firsts]))
 
 
 def hold_each(x: tf.Tensor) -> tf.Tensor:
-    """Returns true for each element, whatever its bits."""
+    """Returns true for each element, with any bits."""
     return _hold(_count_bits(x))
 
 
@@ -195,8 +194,8 @@ def _count_bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _hold(num_bits: tf.Tensor) -> tf.Tensor:
-    """Returns true. XLA does not know that a number of bits is less than one more.
+    """Returns true. XLA does not know that n < n + 1 for a number of bits.
 
-    It fuses no quotient with a loop over elements, so that the bits are counted once.
+    It does not fuse a quotient into a loop over elements, so the bits are counted once.
     """
     return num_bits / (num_bits + 1) < 1

@@ -1,6 +1,7 @@
-"""What XLA is known to do, and what is changed for it: a rule is one fact, in a file of its own.
+"""Rules, each in a file of its own, that respond to one behaviour of XLA.
 
-A file's docstring says what XLA does, with the version in which it was seen, and what the rule changes. `rule` has the
-kinds of rules, `checkmate_tf.executors.xla.backends` lists which hold where. Each has a test on a small step that fails
-without it in `tests/executors/xla/rules`, and `python -m experiments.xla.ablation` shows what plans are without it.
+A file's docstring states the behaviour, the version of XLA in which it was seen, and the effect of the rule. `rule`
+defines the kinds of rules, and `checkmate_tf.executors.xla.backends` lists the rules of each backend. Each rule has a
+test in `tests/executors/xla/rules` on a small step that fails without it. `python -m experiments.xla.ablation` plans
+models without each rule.
 """

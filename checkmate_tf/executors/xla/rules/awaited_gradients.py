@@ -1,7 +1,7 @@
-"""Writes large gradients to buffers, for others may wait for them.
+"""Writes large gradients to buffers, because other operations may wait for them.
 
-What waits for a gradient reads its first element. XLA:CPU computes that element from what the gradient is computed
-from, which it holds for longer, and over which it can then not write the gradient (TensorFlow 2.21).
+An operation that waits for a gradient reads its first element. XLA:CPU computes that element again from the gradient's
+inputs (TensorFlow 2.21). It then holds these inputs longer, and cannot write the gradient over them.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from checkmate_tf.executors.xla.model.index import is_product
 
 @dataclass(frozen=True)
 class AwaitedGradients(BufferRule):
-    """Large gradients, of floats, that are no products lie in buffers."""
+    """Writes large gradients of floats to buffers, other than products, which XLA always writes to buffers."""
 
     stops_fusion = False
 

@@ -1,4 +1,4 @@
-"""Writes sums to buffers that the gradient of a convolution reads, such as those of a residual stream.
+"""Writes sums to buffers if the gradient of a convolution reads them, such as the sums of a residual stream.
 
 XLA computes the sum again within the gradient, which then holds all its terms (seen in TensorFlow 2.21 on CPU, and on
 an H100).
@@ -13,7 +13,7 @@ from checkmate_tf.executors.xla.model.index import is_product
 
 @dataclass(frozen=True)
 class ConvolvedSums(BufferRule):
-    """Forward sums that gradients of convolutions read lie in buffers.
+    """Writes forward sums that gradients of convolutions read to buffers.
 
     Args:
         least_read: a node is a sum if it reads more than this many times the bytes that it yields.
@@ -32,7 +32,7 @@ class ConvolvedSums(BufferRule):
         return frozenset(node for node in sums if not convolved.isdisjoint(facts.graph.nodes[node].outputs))
 
     def _is_forward_sum(self, facts: Facts, node: int) -> bool:
-        """Returns whether a forward node makes one large result of several, without a product."""
+        """Returns whether a forward node combines several inputs to one result of fewer bytes, without a product."""
         graph = facts.graph
         described = graph.nodes[node]
         if described.is_backward or is_product(described.op_type):

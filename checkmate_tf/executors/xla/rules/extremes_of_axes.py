@@ -1,6 +1,6 @@
-"""Writes the gradient of a maximum or minimum over axes as a comparison with the extreme of the values that it reads.
+"""Writes the gradient of a maximum or minimum over axes as a comparison of values with their own extreme.
 
-TensorFlow's gradient selects the entries that equal the extreme of the forward pass, and divides by how many there are.
+TensorFlow's gradient selects the entries that equal the extreme of the forward pass, and divides by their number.
 Another kernel may compute the values again and round them differently (XLA:CPU of TensorFlow 2.21), so that none of
 them equals its extreme, and the gradient is 0/0. The price is one more reduction for each such gradient.
 """
@@ -18,7 +18,7 @@ _REDUCTIONS = {"Max": tf.reduce_max, "Min": tf.reduce_min}
 
 @dataclass(frozen=True)
 class ExtremesOfAxes(LoweringRule):
-    """A comparison of values with their extreme over axes reads the values alone."""
+    """Makes a comparison of values with their extreme over axes read only the values."""
 
     op_type = "Equal"
 
@@ -28,7 +28,7 @@ class ExtremesOfAxes(LoweringRule):
 
 
 def _lower(op: tf.Operation, compared: tf.Tensor, values: tf.Tensor, position: int) -> Lowering | None:
-    """Lowers a comparison with values, the input at a position; None where `compared` is not their extreme."""
+    """Lowers a comparison with `values`, the input at `position`. Returns None if `compared` is not their extreme."""
     while compared.op.type == "Reshape":
         compared = compared.op.inputs[0]
     reduce = _REDUCTIONS.get(compared.op.type)

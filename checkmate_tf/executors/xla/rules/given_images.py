@@ -1,7 +1,7 @@
 """Makes filter gradients read the step's images, or volumes, late, as `late_reads` does with forward results.
 
-XLA:CPU transposes the input of a filter gradient as soon as it exists (TensorFlow 2.21): that of the first layer at the
-start of the step, and holds it until the end.
+XLA:CPU transposes the input of a filter gradient as soon as it exists (TensorFlow 2.21). It transposes that of the
+first layer at the start of the step, and holds the copy until the end.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 @dataclass(frozen=True)
 class GivenImages(OrderRule):
-    """Filter gradients that transpose an argument of the step read it late."""
+    """Makes filter gradients that transpose an argument of the step read it late."""
 
     def list_given(self, progress: Progress, index: int) -> list[TensorId]:
         copies = progress.copies

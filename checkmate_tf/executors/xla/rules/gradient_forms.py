@@ -1,7 +1,7 @@
 """Counts each form in which XLA stores a gradient.
 
-XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise; of one that is divided, as
-others wait for it, once for each product (TensorFlow 2.21).
+If readers need a gradient in different transpositions, XLA:CPU writes it once for each of them (TensorFlow 2.21). It
+writes a gradient that is divided, because other operations wait for it, once for each product that reads it.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from checkmate_tf.executors.xla.model.buffers import Buffers, MemoryRule
 
 @dataclass(frozen=True)
 class GradientForms(MemoryRule):
-    """A gradient counts once for each form in which other nodes read it."""
+    """Counts a gradient once for each form in which other nodes read it."""
 
     def find_forms(self, buffers: Buffers, value: int) -> frozenset[int] | None:
         facts, index = buffers.facts, buffers.facts.index

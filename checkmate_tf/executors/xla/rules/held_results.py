@@ -1,13 +1,12 @@
-"""Writes results to buffers of which XLA would hold more than themselves for the backward pass.
+"""Writes forward results to buffers if XLA would otherwise hold larger tensors for the backward pass.
 
-XLA:CPU computes again within a backward kernel whatever is cheap, and holds all inputs of that (TensorFlow 2.21): the
-random numbers of a mask instead of the mask, or the product that a ReLU is applied to beside the ReLU, which a filter
-gradient of one pixel, written as a product, and the gradient of a pooling read themselves. A result divided by a one
-that XLA does not know to be one is computed once, by the kernel that wrote it before, and is bit for bit the same.
+XLA:CPU repeats cheap operations within a backward kernel, and holds all their inputs (TensorFlow 2.21). It holds the
+random numbers of a mask instead of the mask. It also holds the input of a ReLU besides its result, if a filter gradient
+of one pixel, written as a product, or the gradient of a pooling reads that result. A result divided by a 1 that XLA
+does not know is computed once, by the same kernel as before, and is bit for bit the same.
 
-Over-fitted: products with one column are left out, as XLA computes them as sums, within which it computes what is
-multiplied. It was found on a
-U-Net with one class, which took a compilation more without.
+Over-fitted: products with one column are left out, because XLA computes them as sums, and fuses their operands. This
+was found on a U-Net with one class, which needed one more compilation without the exception.
 """
 
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from checkmate_tf.executors.xla.model.facts import Facts
 
 @dataclass(frozen=True)
 class HeldResults(BufferRule):
-    """Forward results lie in buffers for which XLA holds more otherwise.
+    """Writes forward results to buffers if XLA would otherwise hold more.
 
     Args:
-        least_held: a result is written where XLA holds more than this many times its bytes.
+        least_held: a result is written to a buffer if XLA holds more than this many times its bytes.
     """
 
     least_held: float = 1.5
@@ -37,7 +36,7 @@ class HeldResults(BufferRule):
 
 
 def _count_held_bytes(facts: Facts, node: int) -> int:
-    """Counts what XLA holds of a forward node for backward kernels, which may compute the results of it again."""
+    """Returns the bytes that XLA holds for backward kernels that may compute a forward node's results again."""
     graph, index = facts.graph, facts.index
     if graph.nodes[node].is_backward:
         return 0
@@ -50,7 +49,7 @@ def _count_held_bytes(facts: Facts, node: int) -> int:
 
 
 def _reads_stored(facts: Facts, node: int) -> bool:
-    """Returns whether what is written in the place of a backward node reads its inputs from buffers."""
+    """Returns whether a backward node is lowered to operations that read their inputs from buffers."""
     filters = [op for op in facts.get_ops(node) if op.type == "Conv2DBackpropFilter"]
     is_sum = any(1 in op.outputs[0].shape[2:] for op in filters)
     return node in facts.lowered.otherwise and facts.graph.nodes[node].is_backward and not is_sum

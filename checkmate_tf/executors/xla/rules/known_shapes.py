@@ -1,14 +1,14 @@
-"""Reads sizes and axes that are known before a step runs; no rule."""
+"""Reads sizes and axes that are known before a step runs, for rules."""
 
 import numpy as np
 import tensorflow as tf
 
-# From shapes that are known, these compute the axes that a gradient is summed over.
+# These operations compute the axes over which a gradient is summed, from known shapes.
 _OF_SHAPES = ("BroadcastGradientArgs", "StridedSlice")
 
 
 def read_known(tensor: tf.Tensor) -> np.ndarray | None:
-    """Reads what TensorFlow knows of a tensor of sizes or axes before a step runs; None where that is nothing."""
+    """Returns the value of a tensor of sizes or axes if it is known before a step runs; otherwise None."""
     op = tensor.op
     known = tf.get_static_value(tensor)
     if known is not None or op.type not in _OF_SHAPES:

@@ -1,13 +1,13 @@
 """Makes backward nodes read large results of forward nodes late: not before the newest gradient that they read.
 
-XLA:CPU runs whatever it can as soon as its operands exist (TensorFlow 2.21): it would compute what the node needs of
-the results alone, such as transposes for filter gradients, in the forward pass, and hold that too. XLA:GPU orders for
-memory, and would fuse less.
+XLA:CPU runs an operation as soon as its operands exist (TensorFlow 2.21). If a node's operations need only forward
+results, such as the transposes of filter gradients, XLA would compute them in the forward pass, and hold their results,
+too. XLA:GPU orders operations for memory, and would fuse less with this rule.
 
-The wait is on what the node reads, before it pads that: XLA would share the padded tensor with the forward pass. The
-node waits as well for products before it that read a repeat, which is held for them. Where the backward pass begins
-there is no gradient: nodes wait for what was computed last, the loss, for which XLA would hold the logits until after
-some gradients of weights.
+The input of the node is tied before the node pads it, because XLA would share the padded tensor with the forward pass.
+The node also waits for earlier products that read recomputed values, which are held for them. At the start of the
+backward pass, no gradient exists. Nodes there wait for the newest result, the loss, because XLA would otherwise compute
+it after some gradients of weights, and hold the logits until then.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 @dataclass(frozen=True)
 class LateReads(OrderRule):
-    """Backward nodes read forward results through ties to gradients."""
+    """Makes backward nodes read forward results through ties to gradients."""
 
     def tie_reads(self, progress: Progress, index: int) -> Mapping[str, str]:
         graph, copies = progress.graph, progress.copies
@@ -42,7 +42,7 @@ class LateReads(OrderRule):
 
 
 def _list_old(progress: Progress, index: int, gradients: list[int]) -> list[TensorId]:
-    """Lists the large tensors of floats that a node reads that are older than its gradients, or held for others."""
+    """Lists large tensors of floats that a node reads and that are older than its gradients, or held for others."""
     copies, computed_at = progress.copies, progress.computed_at
     newest = max((computed_at[value] for value in gradients), default=0)
     as_they_are = _list_operands(progress, index)
@@ -58,9 +58,9 @@ def _list_old(progress: Progress, index: int, gradients: list[int]) -> list[Tens
 
 
 def _list_operands(progress: Progress, index: int) -> frozenset[int]:
-    """Lists the values that a product reads as they are, not through what is fused with it.
+    """Returns the values that a product reads directly, not through fused operations. A select would copy them.
 
-    Only products of matrices, and those that compute their operands apart, do. A select before them would copy them.
+    Only products of matrices, and those whose operands are computed in kernels of their own, read values in this way.
     """
     graph = progress.xla_graph
     node = graph.nodes[index]

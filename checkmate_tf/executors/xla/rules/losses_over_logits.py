@@ -1,10 +1,11 @@
-"""Writes the gradient of the loss of logits and classes over the logits.
+"""Makes the gradient of a loss of logits and classes overwrite the logits.
 
 XLA:CPU computes the loss in three tensors of the logits' size: the logits, their exponentials, and the loss of each
-class, of which all but one are zero (TensorFlow 2.21). Here the logit of the expected class is read first, and the
-exponentials overwrite the logits. A comparison with the largest logit, which changes nothing, keeps XLA from reading it
-last. A bias is added in one kernel, divided by a one for each row that XLA does not know to be one: with a single one,
-XLA would put a reshape between the logits and their exponentials, and could not overwrite the logits.
+class, of which all but one are zero (TensorFlow 2.21). With this rule, the logit of the expected class is read first,
+and the exponentials overwrite the logits. A comparison of that logit with the largest one, which changes nothing, keeps
+XLA from reading it last. If a bias is added to the logits, one kernel adds it and divides the sum by a 1 for each row
+that XLA does not know. With a single 1, XLA would put a reshape between the logits and their exponentials, and could
+not overwrite the logits.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class LossesOverLogits(LoweringRule):
-    """The exponentials of logits are written over these."""
+    """Writes the exponentials of logits over the logits."""
 
     op_type = "SparseSoftmaxCrossEntropyWithLogits"
 
@@ -34,10 +35,10 @@ class LossesOverLogits(LoweringRule):
         def build(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             labels = labels[:, tf.newaxis]
             inside = tf.clip_by_value(labels, 0, num_classes - 1)
-            if not is_stored:  # Each reader would add a bias to what the product is.
+            if not is_stored:  # Otherwise, each reader would add the bias to the product.
                 logits = logits / tf.where(hold_each(labels), tf.ones([], logits.dtype), tf.zeros([], logits.dtype))
             at_label = divide(tf.gather(logits, inside, batch_dims=1), logits)
-            # That is no larger than the largest, but XLA does not know it, and so comes to it first.
+            # `at_label` is never the larger one. XLA does not know that, so it reads `at_label` first.
             largest = tf.maximum(tf.reduce_max(logits, 1, keepdims=True), at_label)
             exponentials = tf.exp(logits - largest)
             total = tf.reduce_sum(exponentials, 1, keepdims=True)

@@ -1,10 +1,10 @@
 """Makes products wait for the newest gradient of a filter, in steps of convolutions.
 
-XLA runs gradients of filters last, and holds what they read until then; XLA:CPU transposes filters at the start of the
-step, which wait with the products that read them (TensorFlow 2.21).
+XLA runs gradients of filters last, and holds their inputs until then. XLA:CPU also transposes filters at the start of
+the step (TensorFlow 2.21); with this rule, the transposes wait with the products that read the filters.
 
-Over-fitted: a step counts as one of convolutions if most of its products are, and there neither do products wait for
-more than the newest gradient, nor runs of recomputation for any. A U-Net held more with waits for all.
+Over-fitted: the rule applies to steps in which most products are convolutions. In these, products wait only for the
+newest gradient, and runs of recomputation for none, because a U-Net held more memory with waits for all gradients.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from checkmate_tf.executors.xla.order.results import tie_to_results
 
 @dataclass(frozen=True)
 class NewestResultWaits(OrderRule):
-    """The next product waits for the newest gradient of a filter."""
+    """Makes the next product wait for the newest gradient of a filter."""
 
     def tie_reads(self, progress: Progress, index: int) -> Mapping[str, str]:
         return tie_to_results(progress, index) if progress.is_convolutional else {}

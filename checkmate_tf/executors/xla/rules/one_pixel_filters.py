@@ -1,6 +1,6 @@
 """Writes the filter gradient of a convolution of one pixel as a product of matrices.
 
-XLA:CPU transposes both operands of a filter gradient (TensorFlow 2.21), which a product does without. On an H100,
+XLA:CPU transposes both operands of a filter gradient (TensorFlow 2.21). A product needs no transposes. On an H100,
 XLA:GPU took more time with the product.
 """
 
@@ -13,7 +13,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class OnePixelFilters(LoweringRule):
-    """The gradient of a filter of one pixel is a product of matrices."""
+    """Writes the gradient of a filter of one pixel as a product of matrices."""
 
     op_type = "Conv2DBackpropFilter"
 

@@ -1,8 +1,8 @@
-"""Computes what a filter gradient reads before XLA transposes it, and not before the gradient is there.
+"""Computes the input of a filter gradient in a kernel of its own, after the gradient of the layer's result exists.
 
-XLA:CPU transposes the input of a filter gradient (TensorFlow 2.21), which takes several times as long where the same
-kernel also computes the input, such as a batch normalization or the select of a tie. Computed apart, the input is a
-quotient that is written to a buffer. It costs a copy more.
+XLA:CPU transposes the input of a filter gradient (TensorFlow 2.21). That takes several times as long if the same kernel
+also computes the input, such as a batch normalization or the select of a tie. With this rule, the input is a quotient
+that is written to a buffer before it is transposed. The price is one more copy.
 
 Over-fitted: `most_share` was chosen on a U-Net, whose least budget would be higher without it.
 """
@@ -19,13 +19,13 @@ from checkmate_tf.simulator import find_peak_bound, simulate_stock
 
 @dataclass(frozen=True)
 class OperandsApart(OptionalLowering):
-    """Filter gradients compute what XLA transposes before it does.
+    """Makes filter gradients compute their input before XLA transposes it.
 
-    Those are left as they are that would then need more than any node does now, and more than a share of the stock
-    step's memory: they would raise the least peak that a schedule can have.
+    The rule leaves out gradients that would then need more memory than any node needs now, and more than a share of the
+    stock step's memory, because they would raise the least peak of any schedule.
 
     Args:
-        most_share: of the stock step's memory, which few schedules keep to less than.
+        most_share: that share of the stock step's memory. Few schedules need less.
     """
 
     most_share: float = 0.25
@@ -38,12 +38,12 @@ class OperandsApart(OptionalLowering):
         attributes = {name: op.get_attr(name) for name in names}
 
         def build(x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-            # XLA would make one quotient of two, if x is one.
+            # If x is a quotient, XLA would merge it with this one.
             apart = divide(select(hold_always(gradient), x), gradient)
             result = tf.raw_ops.Conv2DBackpropFilter(
                 input=apart, filter_sizes=sizes, out_backprop=gradient, **attributes
             )
-            return select(hold_always(apart), result)  # With two readers the quotient is written to a buffer.
+            return select(hold_always(apart), result)  # XLA writes the quotient to a buffer if it has two readers.
 
         return Lowering((0, 2), build, is_product=True)
 
@@ -63,5 +63,5 @@ class OperandsApart(OptionalLowering):
         return replace(xla_graph, graph=replace(graph, nodes=tuple(nodes)), apart=frozenset(apart))
 
     def _is_open(self, xla_graph: XlaGraph, op: tf.Operation) -> bool:
-        """Returns whether this rule may lower an operation, and no other does."""
+        """Returns whether this rule may lower an operation that no other rule lowers."""
         return self.lower(op) is not None and xla_graph.backend.lower(op) is None

@@ -11,7 +11,7 @@ from checkmate_tf.executors.xla.model.facts import Facts
 
 @dataclass(frozen=True)
 class OptimizerZeros(MemoryRule):
-    """Constants that the caller reads beside gradients are held throughout the step."""
+    """Counts constants that the caller reads together with gradients throughout the step."""
 
     def count_constants_bytes(self, facts: Facts) -> int:
         index = facts.index

@@ -1,8 +1,8 @@
-"""Writes the gradient of a pooling by the maxima of disjoint windows as comparisons within a window, which fuse.
+"""Writes the gradient of a max pooling of disjoint windows as comparisons within a window, which fuse.
 
-XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters (TensorFlow 2.21).
-The comparisons give the same: of equal maxima of a window, the first has the gradient. The maximum is not read from the
-forward pass: another kernel may compute the pooled values again and round them differently, so that none of them equals
+XLA:CPU compares positions, in five constants of the size of the pooling's input, and XLA:GPU scatters (TensorFlow
+2.21). The result is the same: of equal maxima in a window, the first gets the gradient. The maximum is not read from
+the forward pass, because another kernel may compute the input again and round it differently, so that no value equals
 its maximum.
 """
 
@@ -15,7 +15,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class PoolingGradients(LoweringRule):
-    """The gradient of a pooling of disjoint windows compares the elements of each window."""
+    """Makes the gradient of a pooling of disjoint windows compare the elements of each window."""
 
     op_type = "MaxPoolGrad"
 

@@ -1,9 +1,9 @@
 """Makes the gradient of a ReLU of a product read the result of the ReLU.
 
-XLA takes the comparison of a ReLU's result with zero for one of the ReLU's input (seen in XLA:GPU of JAX 0.10.2, for an
-H100). A step then holds two tensors for each such ReLU: the product, for this comparison, and the ReLU's result, for
-the gradient of the next product. A barrier in front of the comparison leaves the product a single reader, so that it is
-not held, and cuDNN can compute the ReLU with the convolution.
+XLA replaces the comparison of a ReLU's result with zero by one of the ReLU's input (seen in XLA:GPU of JAX 0.10.2, for
+an H100). A step then holds two tensors for each such ReLU: the product, for this comparison, and the ReLU's result, for
+the gradient of the next product. A barrier in front of the comparison leaves the product with a single reader, so that
+it is not held, and cuDNN can compute the ReLU with the convolution.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from checkmate_tf.tf_private import make_barrier
 
 @dataclass(frozen=True)
 class ReluGradients(LoweringRule):
-    """The gradient of a ReLU of a product does not read the product."""
+    """Keeps the gradient of a ReLU of a product from reading the product."""
 
     op_type = "ReluGrad"
 

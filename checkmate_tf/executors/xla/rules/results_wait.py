@@ -1,7 +1,7 @@
 """Makes products and runs of recomputation wait for the gradients of weights before them, in steps of matrix products.
 
-XLA runs what nothing but the caller reads last, such as gradients of weights and biases, and holds what they read until
-then (seen in TensorFlow 2.21 on CPU). Late reads wait as well for products that read what is computed again.
+XLA runs operations last whose results only the caller reads, such as gradients of weights and biases, and holds their
+inputs until then (seen in TensorFlow 2.21 on CPU). Late reads also wait for products that read recomputed values.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 @dataclass(frozen=True)
 class ResultsWait(OrderRule):
-    """The next product and the next run wait for all gradients of weights before them."""
+    """Makes the next product and the next run wait for all gradients of weights before them."""
 
     def tie_reads(self, progress: Progress, index: int) -> Mapping[str, str]:
         return {} if progress.is_convolutional else tie_to_results(progress, index)

@@ -1,9 +1,10 @@
-"""Defines rules: each answers to one thing that XLA does.
+"""Defines rules. Each responds to one behaviour of XLA.
 
-A rule is a frozen object in a file of its own, and a `Backend` lists those that hold on it. Its kind says what it
-changes, and stands beside the code that asks it: how operations are written (`LoweringRule` here, `OptionalLowering` in
-`model.graph`), which results are written to buffers, how many bytes XLA holds for a result (`BufferRule` and
-`MemoryRule` in `model.buffers`), or which operations wait (`OrderRule` in `order.order_rule`).
+A rule is a frozen object in a file of its own, and a `Backend` lists its rules. The class of a rule determines the part
+that it changes, and is defined beside the code that calls it. `LoweringRule` here and `OptionalLowering` in
+`model.graph` change the form in which operations are written. `BufferRule` and `MemoryRule` in `model.buffers` change
+the results in buffers and the bytes that XLA holds for a result. `OrderRule` in `order.order_rule` changes which
+operations wait.
 """
 
 from collections.abc import Callable
@@ -14,25 +15,25 @@ import tensorflow as tf
 
 
 class Rule:
-    """One thing that XLA does, and the change that answers to it; the hooks of its kind change nothing by default."""
+    """A response to one behaviour of XLA. By default, the methods of its class change nothing."""
 
     @property
     def name(self) -> str:
-        """The name of the rule's file."""
+        """Returns the name of the rule's file."""
         return type(self).__module__.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering computes an operation's outputs from the inputs at some positions.
+    """A way to compute an operation's outputs from its inputs at some positions.
 
     Args:
-        build: makes the only output, or a tuple of all.
-        is_product: the operations written multiply matrices.
-        within: operations that yield the first inputs, and are computed within what is written, from their inputs at
-            these positions.
-        is_late: it is compiled to what the operation would be, but that nothing of it is computed before its inputs.
-        takes_over: its largest output is written over its first input, where nothing reads that later.
+        build: returns the only output, or a tuple of all outputs.
+        is_product: the written operations multiply matrices.
+        within: operations that yield the first inputs. The lowering computes them, too, from their inputs at these
+            positions.
+        is_late: XLA compiles it to the same kernels as the operation, but runs none of them before its inputs exist.
+        takes_over: its largest output is written over its first input if nothing reads that later.
     """
 
     inputs: tuple[int, ...]
@@ -44,10 +45,10 @@ class Lowering:
 
 
 class LoweringRule(Rule):
-    """Writes operations of one type otherwise than TensorFlow lowers them."""
+    """Writes operations of one type in another form than TensorFlow's."""
 
     op_type: ClassVar[str]
 
     def lower(self, op: tf.Operation) -> Lowering | None:
-        """Returns what to write in the place of an operation of this type; None to leave it."""
+        """Returns the lowering that replaces an operation of this type; None to keep the operation."""
         return None

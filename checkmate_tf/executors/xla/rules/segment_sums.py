@@ -1,7 +1,6 @@
-"""Makes a sum by segments, as the gradient of a gather is, begin with zeros that depend on its terms.
+"""Makes a sum by segments, such as the gradient of a gather, begin with zeros that depend on its terms.
 
-XLA:CPU writes the zeros, a constant, at the start of the step, and holds them until the sum is computed (TensorFlow
-2.21).
+XLA:CPU writes constant zeros at the start of the step, and holds them until the sum is computed (TensorFlow 2.21).
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class SegmentSums(LoweringRule):
-    """The zeros under a sum by segments are computed when they are needed."""
+    """Makes XLA compute the zeros of a sum by segments when they are needed."""
 
     op_type = "UnsortedSegmentSum"
 

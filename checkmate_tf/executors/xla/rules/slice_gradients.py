@@ -1,7 +1,7 @@
-"""Puts the gradients of slices together that make up a tensor.
+"""Concatenates the gradients of slices that make up a tensor.
 
-TensorFlow pads each to the size of the whole, and adds them up. XLA holds one such tensor for each slice that is read
-alone, as by Keras's `TimeDistributed` (TensorFlow 2.21).
+TensorFlow pads each of them to the size of the whole, and adds them up. XLA holds one such tensor for each slice
+(TensorFlow 2.21). Keras's `TimeDistributed` reads slices in this way.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import tensorflow as tf
 from checkmate_tf.executors.xla.rules.known_shapes import read_known
 from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
-# The input of a StridedSliceGrad behind the sizes of the whole and the places of the slice.
+# The position of the gradient in a StridedSliceGrad's inputs, after the sizes of the whole and the slice's bounds.
 _GRADIENT = 4
 
 
 @dataclass(frozen=True)
 class SliceGradients(LoweringRule):
-    """A sum of padded gradients is their concatenation."""
+    """Writes a sum of padded gradients as their concatenation."""
 
     op_type = "AddN"
 
@@ -49,7 +49,7 @@ class SliceGradients(LoweringRule):
 
 
 def _find_part(pad: tf.Operation) -> list[tuple[int, int]] | None:
-    """Finds the start and end on each axis of the slice that a gradient is of; None where that is not all known."""
+    """Returns the start and end of a gradient's slice on each axis; None if some of them are unknown."""
     sizes, begins, ends, strides = (read_known(tensor) for tensor in pad.inputs[:_GRADIENT])
     if sizes is None or begins is None or ends is None or strides is None or not (strides == 1).all():
         return None

@@ -1,8 +1,8 @@
-"""Writes the slices of a tensor to buffers: they read more than they yield.
+"""Writes the slices of a tensor to buffers, because they read more than they yield.
 
 XLA computes a slice within each of its readers, which then hold the whole tensor (seen in TensorFlow 2.21 on CPU, and
-on an H100). XLA:GPU is to compute the slices of a tensor at once, under one barrier: it would hold the whole for one
-that is read late, such as one of the gradients of a concatenation.
+on an H100). One barrier makes XLA:GPU compute all slices of a tensor at once. Otherwise, it would hold the whole for a
+slice that is read late, such as one of the gradients of a concatenation.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from checkmate_tf.executors.xla.model.facts import Facts
 
 @dataclass(frozen=True)
 class Slices(BufferRule):
-    """Slices lie in buffers.
+    """Writes slices to buffers.
 
     Args:
         are_together: the slices of a tensor are written at once.

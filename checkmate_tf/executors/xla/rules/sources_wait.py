@@ -1,7 +1,7 @@
-"""Makes forward nodes that make something large of nothing, such as random numbers, wait for what comes before them.
+"""Makes forward nodes with large results but no large inputs, such as random numbers, wait for the nodes before them.
 
-XLA draws all random numbers at the start of the step, as they read no activation, and holds them until their layers
-come (seen in TensorFlow 2.21 on CPU).
+Random numbers read no activation, so XLA draws all of them at the start of the step, and holds them until their layers
+run (seen in TensorFlow 2.21 on CPU).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 @dataclass(frozen=True)
 class SourcesWait(OrderRule):
-    """A node that reads nothing large waits for what was computed last."""
+    """Makes a node without large inputs wait for the newest result."""
 
     def find_awaited(self, progress: Progress, index: int) -> TensorId | None:
         node, sizes_bytes = progress.graph.nodes[index], progress.graph.sizes_bytes

@@ -1,8 +1,8 @@
 """Writes the sum of a batch of products of matrices as one product of larger matrices.
 
-TensorFlow computes the gradient of weights that are applied to each element of a sequence as a product for each member
-of the batch, and sums these. XLA merges some of them and keeps others (TensorFlow 2.21), in a buffer as many times as
-large as the gradient as the batch has members. The result is the same up to rounding.
+TensorFlow computes the gradient of weights that are applied to each element of a sequence as one product for each entry
+of the batch, and sums these products. XLA merges some of them. It keeps others, in a buffer as large as the gradient
+times the batch size (TensorFlow 2.21). The result is the same up to rounding.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class SummedProducts(LoweringRule):
-    """A sum of products is one product."""
+    """Writes a sum of products as one product."""
 
     op_type = "Sum"
 

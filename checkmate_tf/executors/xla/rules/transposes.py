@@ -1,7 +1,7 @@
 """Writes a value once that XLA would write twice: for the forward pass, and transposed for the backward pass.
 
-XLA:CPU transposes keys and values of an attention as soon as they exist, and holds both (TensorFlow 2.21). Here each
-reader transposes the value when it comes to it.
+XLA:CPU transposes keys and values of an attention as soon as they exist, and holds both copies (TensorFlow 2.21). With
+this rule, each reader transposes the value when it runs.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from checkmate_tf.executors.xla.model.facts import Facts
 
 @dataclass(frozen=True)
 class Transposes(MemoryRule):
-    """Backward nodes transpose themselves what kernels that no forward node reads had transposed for them."""
+    """Makes backward nodes transpose those values that the stock step stores transposed for the backward pass alone."""
 
     def find_transposed(self, facts: Facts) -> frozenset[tuple[int, int]]:
         graph, index = facts.graph, facts.index

@@ -1,7 +1,8 @@
-"""Writes to buffers the results that the filter gradients of convolutions of volumes read.
+"""Writes results to buffers if filter gradients of convolutions of volumes read them.
 
-XLA:CPU transposes the input of such a gradient, and computes it again within that, from inputs that it holds beside it
-(TensorFlow 2.21). For images the rules `operands_apart` and `held_results` do what this does.
+XLA:CPU transposes the input of such a gradient. Within that kernel, it computes the input again, so it also holds the
+inputs of that computation (TensorFlow 2.21). For images, the rules `operands_apart` and `held_results` have the same
+effect.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from checkmate_tf.executors.xla.model.facts import Facts
 
 @dataclass(frozen=True)
 class Volumes(BufferRule):
-    """Forward results that backward convolutions of volumes read lie in buffers."""
+    """Writes forward results that backward convolutions of volumes read to buffers."""
 
     def find(self, facts: Facts) -> frozenset[int]:
         nodes = facts.graph.nodes

@@ -1,7 +1,8 @@
 """Returns each large gradient of weights to the caller after all operations that read these weights.
 
-XLA writes new weights over the old ones only where it sees that nothing reads these later. Else it copies all weights
-at the start of the step, as it does in a stock step (seen in TensorFlow 2.21 on CPU). XLA:GPU copies none (JAX 0.10.2).
+XLA writes new weights over the old ones only if it can prove that nothing reads the old ones later. Otherwise, it
+copies all weights at the start of the step, as it does in a stock step (seen in TensorFlow 2.21 on CPU). XLA:GPU copies
+none (JAX 0.10.2).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from checkmate_tf.executors.xla.order.progress import Progress
 
 @dataclass(frozen=True)
 class WeightsWrittenOver(OrderRule):
-    """Gradients of weights wait, once all is written, for the gradients of inputs that read the weights."""
+    """Makes gradients of weights wait, at the end of the step, for the gradients of inputs that read the weights."""
 
     def finish(self, progress: Progress) -> None:
         graph, copies = progress.graph, progress.copies
@@ -32,7 +33,7 @@ class WeightsWrittenOver(OrderRule):
 
 
 def _list_readers_of_weights(progress: Progress) -> dict[int, list[int]]:
-    """Lists, by the gradient that they read, the backward nodes that read weights."""
+    """Maps each gradient to the backward nodes that read it and weights."""
     graph, copies = progress.graph, progress.copies
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.nodes):

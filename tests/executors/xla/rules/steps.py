@@ -25,20 +25,26 @@ Build = Callable[[], keras.Model]
 
 @cache
 def trace(build: Build, loss: str | keras.Loss = "mse"):
-    """A model, whose variables live as long as it does, its training graph, and the kernels of its stock step."""
+    """A model, whose variables live as long as it does, its part of the step that is rewritten, and that as a graph."""
     keras.utils.set_random_seed(0)
     model = build()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=True)
-    spec = guess_spec(model, BATCH_SIZE)
     part = make_gradient_part(model)
-    training_graph = extract(part.trace(spec))
+    return model, part, extract(part.trace(guess_spec(model, BATCH_SIZE)))
+
+
+@cache
+def compile_kernels(build: Build, loss: str | keras.Loss = "mse"):
+    """The kernels of a model's stock step."""
+    model, part, training_graph = trace(build, loss)
+    spec = guess_spec(model, BATCH_SIZE)
     whole = complete_step(part, spec, EmittedFunction(training_graph.function))
-    return model, training_graph, list_kernels(compile_step(whole, spec.flat))
+    return list_kernels(compile_step(whole, spec.flat))
 
 
 def make_graph(build: Build, backend: Backend, loss: str | keras.Loss = "mse") -> XlaGraph:
-    _, training_graph, kernels = trace(build, loss)
-    return choose_lowerings(make_xla_graph(training_graph, kernels, backend))
+    training_graph = trace(build, loss)[2]
+    return choose_lowerings(make_xla_graph(training_graph, compile_kernels(build, loss), backend))
 
 
 def list_materialized(build: Build, backend: Backend, pattern: str) -> list[str]:
@@ -49,7 +55,7 @@ def list_materialized(build: Build, backend: Backend, pattern: str) -> list[str]
 
 
 def list_ops(build: Build, op_type: str, loss: str | keras.Loss = "mse") -> list[tf.Operation]:
-    return [op for op in trace(build, loss)[1].ops.ops if op.type == op_type]
+    return [op for op in trace(build, loss)[2].ops.ops if op.type == op_type]
 
 
 def emit(build: Build, backend: Backend, *, again: bool = False) -> EmittedFunction:
