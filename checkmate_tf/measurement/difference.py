@@ -225,8 +225,8 @@ def _compare_results(end: StepEnd, stock: StepEnd) -> list[tuple[float, str]]:
 def _find_kinds(names: Sequence[str], is_trained: Sequence[bool]) -> list[str]:
     """Returns the kind of each variable; changes of one kind have a common scale.
 
-    The weights are one kind, and so are the optimizer's variables for one purpose, which Keras's names show. Weights for
-    which the optimizer keeps a variable are another kind. Each other variable is a kind of its own.
+    The weights are one kind, and so are the optimizer's variables for one purpose, which Keras's names show. Weights
+    for which the optimizer keeps a variable are another kind. Each other variable is a kind of its own.
     """
     weights = {name.replace("/", "_"): number for number, name in enumerate(names) if is_trained[number]}
     kinds = [_WEIGHTS if trained else name for name, trained in zip(names, is_trained, strict=True)]
