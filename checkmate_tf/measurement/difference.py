@@ -34,6 +34,11 @@ class UpdateDifference:
         name: the weight.
         share: the largest difference of a number's update, as a share of the largest change by the stock step.
         stock_share: the same between two stock steps, one of them from variables that differ in their last bit.
+
+    Example:
+
+    >>> UpdateDifference("dense/bias", share=0.04, stock_share=0.06).is_rounding
+    True
     """
 
     name: str

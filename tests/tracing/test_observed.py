@@ -90,7 +90,7 @@ def test_nothing_runs_where_shapes_and_constants_tell_all_sizes() -> None:
 
 def test_layers_after_a_mask_are_planned(model: keras.Model) -> None:
     plan = checkmate_tf.rematerialize(
-        model, data=data(), batch_size=ROWS, budget="75%", options=checkmate_tf.Options(costs="flops"), time_limit_s=5
+        model, data=data(), batch_size=ROWS, budget="85%", options=checkmate_tf.Options(costs="flops"), time_limit_s=5
     )
     assert plan.peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes
     assert plan.predicted_stock_peak_bytes > plan.resident.total + 6 * 4 * SELECTED * WIDTH
