@@ -6,8 +6,8 @@ The models have the sizes of Llama 3.2 1B and of Gemma 3 1B, random weights in b
 one row of tokens. `rematerialize` plans the step for `Options(device="h100")`, with the loss, feed-forward blocks and
 attention in chunks of 512 tokens; JAX and its CUDA plugin must be installed. Nothing runs: the peaks are those of XLA's
 buffer assignment for that GPU. Each plan has a process of its own and a row of `results/gpu_fine_tuning.csv`. Rows that
-are there are not computed again. TensorFlow needs 0.8 GB of host memory to lower a block of Gemma 3 at 8,192 tokens, so
-`gemma_8_blocks` has 8 of the 26 blocks.
+are there are not computed again. TensorFlow needs about 0.7 GB of host memory to lower a block of Gemma 3 at 8,192
+tokens, so `gemma_8_blocks` has 8 of the 26 blocks.
 """
 
 import argparse

@@ -24,7 +24,7 @@ class WildModel:
     `dataclasses.replace(model, batch_size=4)` is the same model with smaller batches.
 
     Args:
-        what: what it does that a stack of layers under `fit` does not.
+        what: its features that a stack of layers under `fit` does not have.
         build: gives the compiled model; for the same Keras seed, the same weights.
         arrays: made-up data of that many rows: (x,), (x, y) or (x, y, sample_weight), nested as the model takes them.
         batch_size: rows of a batch.

@@ -553,7 +553,7 @@ def _on_one_line(text: str) -> str:
 _HEADERS = (
     "model",
     "of the peak",
-    "what it does",
+    "feature",
     "outcome",
     "planning s",
     "stock",

@@ -7,8 +7,8 @@ which the step ends, as `time_schedule` has it:
   is when its own node begins, after the fetched copies that the node reads have arrived.
 - The lane out copies values in the order of their first computations. SENT[v] is when it has copied v. The event after
   the last one of v's first copy is not ready before that, and a node that writes over this copy does not begin before.
-- A fetch at event r is an interval on the lane back, at or after READY[r] and SENT[v]. The lane back makes one copy at
-  a time.
+- A fetch at event r is an interval on the lane back, at or after READY[r], so that it is also after SENT[v]: v's first
+  copy ends before event r. The lane back makes one copy at a time.
 
 Three rules of the simulator are left out, so that the optimum is a lower bound on the cost: the lane back may make
 copies in any order, a fetch may begin at an event at which no node runs, and a node need not wait for a copy that it
@@ -56,7 +56,7 @@ def add_lanes(
     lanes = _Lanes(model, graph, scaled, computations, fetches, 1 + max(ranks[-1] for ranks in starts), most)
     lanes.run_nodes(every, starts)
     sent = lanes.copy_out()
-    arrivals = lanes.copy_back(sent)
+    arrivals = lanes.copy_back()
     for use in uses:
         lanes.wait(use, arrivals)
     for one in taken:
@@ -126,7 +126,7 @@ class _Lanes:
                 before = sent[value]
         return sent
 
-    def copy_back(self, sent: Mapping[int, cp_model.IntVar]) -> dict[int, cp_model.LinearExpr]:
+    def copy_back(self) -> dict[int, cp_model.LinearExpr]:
         """Adds the lane back. Returns the time at which each fetched copy is there, by id of the fetch."""
         arrivals: dict[int, cp_model.LinearExpr] = {}
         lane = []
@@ -137,7 +137,6 @@ class _Lanes:
                 arrivals[id(fetch)] = begin + duration
                 lane.append(self.model.new_optional_fixed_size_interval_var(begin, duration, active, ""))
                 enforce(self.model.add(begin >= self._at(self.ready, fetch.start)), fetch.present)
-                enforce(self.model.add(begin >= sent[value]), fetch.present)
         self.model.add_no_overlap(lane)
         return arrivals
 

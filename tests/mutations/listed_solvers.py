@@ -215,9 +215,9 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     ),
     _solver(
         "moccasin/lanes",
-        "self.model.add(begin >= sent[value])",
-        "self.model.add(begin >= 0)",
-        "a value could be copied back before it is copied out",
+        ">= sent[value]), out.present",
+        ">= 0), out.present",
+        "a value could leave memory, and be copied back, before it is copied out",
         "offloading::moccasins_model_alone_counts_copies_that_cannot_hide",
     ),
     # fastsa

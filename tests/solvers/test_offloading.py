@@ -24,7 +24,7 @@ from checkmate_tf.solvers.moccasin.search import Neighbourhoods, offer_hidden
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
-from checkmate_tf.solvers.offloading.transfers import offload_to_fit
+from checkmate_tf.solvers.offloading.transfers import hide_transfers, offload_to_fit
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
@@ -266,3 +266,9 @@ def test_a_solver_proves_only_what_exhaustive_search_finds(solver):
                 assert solution.simulation.cost <= least
 
     hold()
+
+
+def test_transfers_of_a_schedule_above_the_budget_are_not_hidden() -> None:
+    chain = training_chain(3, size=1000)
+    schedule = make_retain_all_schedule(chain)
+    assert hide_transfers(chain, schedule, simulate(chain, schedule).peak_bytes - 1) == schedule
