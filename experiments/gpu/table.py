@@ -31,15 +31,9 @@ def main() -> None:
         parser.error('JAX and its CUDA plugin are not installed: pip install "jax[cuda13]"')
     points: list[Point] = [point | {"offload": ""} for point in on_cpu.points(options.model, options.share)]
     rows = run_apart("experiments.gpu.table", points, RESULTS, COLUMNS)
-    refused = [
-        point | {"offload": "host"}
-        for point in points
-        for row in rows
-        if row["error"]
-        and not row["offload"]
-        and (row["model"], float(row["share"])) == (point["model"], point["share"])
-    ]
-    print(table(run_apart("experiments.gpu.table", refused, RESULTS, COLUMNS)))
+    refused = {(row["model"], row["share"]) for row in rows if row["error"] and not row["offload"]}
+    again = [point | {"offload": "host"} for point in points if (point["model"], str(point["share"])) in refused]
+    print(table(run_apart("experiments.gpu.table", again, RESULTS, COLUMNS)))
 
 
 def compute(point: Point) -> dict[str, Any]:
