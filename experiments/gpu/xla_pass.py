@@ -5,9 +5,8 @@
 XLA recomputes what does not fit in the device's memory. Each model's stock step is compiled for H100s of less and less
 memory, which gives the least peak that XLA's pass reaches. `rematerialize` then plans the step for that peak. Added
 kernels are those of the compiled module beyond those of the stock step as it is compiled with all of the memory; so
-are added products (convolutions and products of matrices) and added bytes that kernels read and write, arguments of the
-step excepted. Nothing runs; JAX and its CUDA plugin must be installed. Rows that are in the results are not computed
-again.
+are added products (convolutions and products of matrices) and added bytes that kernels read and write. Nothing runs;
+JAX and its CUDA plugin must be installed. Rows that are in the results are not computed again.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.xla.compilers import AbsentGpuCompiler
-from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
+from checkmate_tf.executors.xla.hlo.kernels import count_bytes, list_kernels, list_product_names
 from checkmate_tf.executors.xla.hlo.memory import read_xla_memory
 from checkmate_tf.profiling.devices import DEVICES
 from checkmate_tf.reports.plan import Plan
@@ -39,6 +38,7 @@ COLUMNS = (
     "least_known_bytes",
 )  # fmt: skip
 _LIBRARY_PRODUCTS = ("__cudnn$conv", "__cublas$")
+_NO_WORK = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 table = table_of(COLUMNS)
 
 
@@ -82,7 +82,7 @@ def compute(point: Point) -> dict[str, Any]:
             return row
         plan = Plan(error.closest.planned)
     peaks = [read_xla_memory(module).peak_bytes for module in modules]
-    ours = modules[peaks.index(plan.peak_bytes)]
+    ours = modules[-1 - peaks[::-1].index(plan.peak_bytes)]
     return row | {
         "our_bytes": plan.peak_bytes,
         **_compare("our", ours, stock),
@@ -93,12 +93,17 @@ def compute(point: Point) -> dict[str, Any]:
 
 def count_work(module: HloProto) -> dict[str, int]:
     """Counts a module's kernels, those of convolutions and products, and the bytes that all of them read and write."""
-    kernels = list_kernels(module)
+    entry = {instruction.id: instruction for instruction in _list_entry(module)}
+    running = [instruction for instruction in entry.values() if instruction.opcode not in _NO_WORK]
     return {
-        "kernels": len(kernels),
+        "kernels": len(list_kernels(module)),
         "products": len(list_product_names(module))
-        + sum(instruction.custom_call_target.startswith(_LIBRARY_PRODUCTS) for instruction in _list_entry(module)),
-        "moved_bytes": sum(k.size_bytes + sum(kernels[read].size_bytes for read in k.reads) for k in kernels),
+        + sum(instruction.custom_call_target.startswith(_LIBRARY_PRODUCTS) for instruction in running),
+        "moved_bytes": sum(
+            count_bytes(entry[number].shape)
+            for instruction in running
+            for number in (instruction.id, *instruction.operand_ids)
+        ),
     }
 
 
