@@ -106,8 +106,8 @@ def page() -> str:
             "pass reached, and the memory with which it did. Below some memory, the pass takes more, not less. Our "
             "plan is for the same peak. Added kernels are the difference to the stock step's. A plan may have fewer, "
             "because it writes some operations differently. Products are convolutions and products of matrices. "
-            "Moved bytes are those that kernels read and write. 'Rematerialized' counts the instructions that XLA marks "
-            "so, and 'recomputed' the nodes that our schedule computes again.",
+            "Moved bytes are those that kernels read and write. 'Rematerialized' counts the instructions that XLA "
+            "marks so, and 'recomputed' the nodes that our schedule computes again.",
         ),
     ])  # fmt: skip
 
