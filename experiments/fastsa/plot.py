@@ -57,8 +57,8 @@ At these costs, offloading a value costs at least 2, and computing it again ofte
 never cost more than with either alone. The annealing does not reach it: it mostly offloads if it may."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
-The paper measures networks in PyTorch. These are published graphs, in free order, with the
-solver's default settings."""
+The paper measures networks in PyTorch. These are four published graphs and two networks, in
+free order, with the solver's default settings."""
 
 
 def entries(name: str) -> list[dict[str, Any]]:

@@ -76,14 +76,14 @@ def test_sizes_that_shapes_leave_open_are_those_of_the_batch(model: keras.Model)
 
 
 def test_activations_are_not_held_until_the_gradient_reads_their_open_shapes() -> None:
-    """The gradient of a sum reads the shapes of its terms, and that of tanh its results: six activations."""
-    biases = [tf.Variable(tf.zeros((1, WIDTH))) for _ in range(12)]
+    """The gradients of products and selections read their shapes, and those of tanh six activations."""
+    biases = [tf.Variable(tf.zeros((1, WIDTH))) for _ in range(6)]
 
     def loss_gradients(rows: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             hidden = tf.boolean_mask(rows, rows[:, 0] > 0.0)
-            for first, second in zip(biases[::2], biases[1::2], strict=True):
-                hidden = tf.tanh(hidden + first + second)
+            for bias in biases:
+                hidden = tf.where(bias < 1.0, 2.0 * tf.tanh(hidden + bias), 0.0)
             loss = tf.reduce_mean(hidden)
         return tape.gradient(loss, biases)
 
