@@ -91,7 +91,8 @@ def record_allocations(
     }
     graph = tf.Graph()
     with graph.as_default(), tf.compat.v1.Session(graph=graph, config=get_session_config()) as session:
-        initial, assigned = {}, []
+        initial: dict[tf.Tensor, np.ndarray] = {}
+        assigned = []
         for handle, tensors in _import_body(function, contents):
             fed = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in tensors]
             initial |= {feed: tensor.numpy() for feed, tensor in zip(fed, tensors, strict=True)}
