@@ -212,9 +212,7 @@ def test_of_two_processes_that_plan_the_same_step_one_solves(tmp_path: Path) -> 
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     environment["PYTHONWARNINGS"] = "error::RuntimeWarning"
-    both = [
-        subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    both = [subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(process.communicate()[0].split() for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert [words[0] for words in said] == ["found", "solved"]
