@@ -11,14 +11,14 @@ PYTEST_ARGS ?=
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
 
-# Tests that measure memory, which other work beside them changes (not what XLA compiles to), run alone; a part without
+# Tests that measure memory (not what XLA compiles to) run after the others, in processes of their own. A part without
 # any test selected is no failure.
 MEASURING = $(shell grep -rl --include='test_*.py' 'pytest.mark.measures_memory' tests)
 RUN ?= $(BIN)/python
 
 test: .venv/installed
 	$(RUN) -m pytest -n 2 --dist worksteal -m 'not measures_memory' $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(RUN) -m pytest $(MEASURING) -m measures_memory $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(RUN) -m pytest -n 2 --dist worksteal $(MEASURING) -m measures_memory $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # Builds the documentation without the network: open docs/_build/index.html. A warning is an error.
 docs: .venv/docs-installed

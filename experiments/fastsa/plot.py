@@ -59,8 +59,8 @@ the peak is above the budget, and with both the cost is higher. Our compound mut
 one step. The paper's four single mutations, drawn equally often, have no such step."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
-The paper measures networks in PyTorch. These are published graphs, in free order, with the
-solver's default settings."""
+The paper measures networks in PyTorch. These are four published graphs and two networks, in
+free order, with the solver's default settings."""
 
 
 def entries(name: str) -> list[dict[str, Any]]:

@@ -95,7 +95,14 @@ OFFLOADED = ("resnet18", "mobilenet-v3", "vit-small")
 # Figure 9: the networks on which Checkmate's linear program runs, too.
 BY_LP = ("vgg11", "resnet18")
 SEEDS = 10
-SEEDED = (("fcn8-b32-train", 70), ("rl-g1-n100", 70), ("rl-g2-n250", 70), ("resnet50-b256-train", 70))
+SEEDED = (
+    ("fcn8-b32-train", 70),
+    ("rl-g1-n100", 70),
+    ("rl-g2-n250", 70),
+    ("resnet50-b256-train", 70),
+    ("vgg11", 90),
+    ("resnet18", 60),
+)
 
 
 def points_of(name: str) -> list[Point]:

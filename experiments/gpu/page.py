@@ -88,7 +88,8 @@ def page() -> str:
             "the order of the schedule. The compiled peak is that of XLA's buffer assignment, and stays within the "
             "budget. Weights that a step overwrites count once. Compilations are those of one plan, and include the "
             "stock step; seconds are those of two cores that did other work, too. No schedule takes less than the "
-            "least step. If the budget was refused, the least known is the peak of the best schedule that was found.",
+            "least step. If the budget was refused, the least known is the peak of the best schedule that was found. "
+            "Each refused budget has a second row, planned with offloading to host memory.",
         ),
         section(
             "Fine-tuning of language models, planned for an H100",
@@ -104,8 +105,9 @@ def page() -> str:
             "for an H100 with 100, 80, 65 and 50 % of its peak as memory. The table shows the least peak that this "
             "pass reached, and the memory with which it did. Below some memory, the pass takes more, not less. Our "
             "plan is for the same peak. Added kernels are the difference to the stock step's. A plan may have fewer, "
-            "because it writes some operations differently. 'Rematerialized' counts the instructions that XLA marks "
-            "so, and 'recomputed' the nodes that our schedule computes again.",
+            "because it writes some operations differently. Products are convolutions and products of matrices. "
+            "Moved bytes are those that kernels read and write. 'Rematerialized' counts the instructions that XLA "
+            "marks so, and 'recomputed' the nodes that our schedule computes again.",
         ),
     ])  # fmt: skip
 

@@ -4,11 +4,13 @@
 
 XLA recomputes what does not fit in the device's memory. Each model's stock step is compiled for H100s of less and less
 memory, which gives the least peak that XLA's pass reaches. `rematerialize` then plans the step for that peak. Added
-kernels are those of the compiled module beyond those of the stock step as it is compiled with all of the memory.
-Nothing runs; JAX and its CUDA plugin must be installed. Rows that are in the results are not computed again.
+kernels are those of the compiled module beyond those of the stock step as it is compiled with all of the memory; so
+are added products (convolutions and products of matrices) and added bytes that kernels read and write. Nothing runs;
+JAX and its CUDA plugin must be installed. Rows that are in the results are not computed again.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +18,11 @@ import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.xla.compilers import AbsentGpuCompiler
-from checkmate_tf.executors.xla.hlo.kernels import list_kernels
+from checkmate_tf.executors.xla.hlo.kernels import count_bytes, list_kernels, list_product_names
 from checkmate_tf.executors.xla.hlo.memory import read_xla_memory
 from checkmate_tf.profiling.devices import DEVICES
 from checkmate_tf.reports.plan import Plan
+from checkmate_tf.tf_private import HloProto
 from checkmate_tf.training.traced_model import trace_model
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla.rows import table_of
@@ -29,9 +32,13 @@ RESULTS = RESULTS_FOLDER / "gpu_xla_pass.csv"
 # The device's memory, of the stock step's peak.
 SHARES = (1.0, 0.8, 0.65, 0.5)
 COLUMNS = (
-    "model", "stock_bytes", "stock_kernels", "memory_bytes", "xla_bytes", "xla_added_kernels", "xla_rematerialized",
-    "our_bytes", "our_added_kernels", "our_recomputed", "our_overhead", "least_known_bytes",
+    "model", "stock_bytes", "stock_kernels", "stock_products", "stock_moved_bytes", "memory_bytes", "xla_bytes",
+    "xla_added_kernels", "xla_added_products", "xla_added_moved_bytes", "xla_rematerialized", "our_bytes",
+    "our_added_kernels", "our_added_products", "our_added_moved_bytes", "our_recomputed", "our_overhead",
+    "least_known_bytes",
 )  # fmt: skip
+_LIBRARY_PRODUCTS = ("__cudnn$conv", "__cublas$")
+_NO_WORK = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 table = table_of(COLUMNS)
 
 
@@ -53,22 +60,17 @@ def compute(point: Point) -> dict[str, Any]:
         return AbsentGpuCompiler(smaller).compile_step(step, traced.spec.flat)
 
     stock = compile_with(figures.cuda.memory_bytes)
-    stock_bytes, stock_kernels = read_xla_memory(stock).peak_bytes, len(list_kernels(stock))
+    stock_bytes = read_xla_memory(stock).peak_bytes
     found = {int(share * stock_bytes): compile_with(int(share * stock_bytes)) for share in SHARES}
     memory_bytes = min(found, key=lambda memory: (read_xla_memory(found[memory]).peak_bytes, -memory))
     least = found[memory_bytes]
     row = {
+        **{f"stock_{name}": count for name, count in count_work(stock).items()},
         "stock_bytes": stock_bytes,
-        "stock_kernels": stock_kernels,
         "memory_bytes": memory_bytes,
         "xla_bytes": read_xla_memory(least).peak_bytes,
-        "xla_added_kernels": len(list_kernels(least)) - stock_kernels,
-        "xla_rematerialized": sum(
-            ".remat" in instruction.name
-            for instruction in next(
-                part for part in least.hlo_module.computations if part.id == least.hlo_module.entry_computation_id
-            ).instructions
-        ),
+        **_compare("xla", least, stock),
+        "xla_rematerialized": sum(".remat" in instruction.name for instruction in _list_entry(least)),
     }
     modules = keep_modules()
     options = checkmate_tf.Options(device="h100")
@@ -80,13 +82,39 @@ def compute(point: Point) -> dict[str, Any]:
             return row
         plan = Plan(error.closest.planned)
     peaks = [read_xla_memory(module).peak_bytes for module in modules]
-    ours = modules[peaks.index(plan.peak_bytes)]
+    ours = modules[-1 - peaks[::-1].index(plan.peak_bytes)]
     return row | {
         "our_bytes": plan.peak_bytes,
-        "our_added_kernels": len(list_kernels(ours)) - stock_kernels,
+        **_compare("our", ours, stock),
         "our_recomputed": sum(one.times for one in plan.recomputed),
         "our_overhead": plan.overhead,
     }
+
+
+def count_work(module: HloProto) -> dict[str, int]:
+    """Counts a module's kernels, those of convolutions and products, and the bytes that all of them read and write."""
+    entry = {instruction.id: instruction for instruction in _list_entry(module)}
+    running = [instruction for instruction in entry.values() if instruction.opcode not in _NO_WORK]
+    return {
+        "kernels": len(list_kernels(module)),
+        "products": len(list_product_names(module))
+        + sum(instruction.custom_call_target.startswith(_LIBRARY_PRODUCTS) for instruction in running),
+        "moved_bytes": sum(
+            count_bytes(entry[number].shape)
+            for instruction in running
+            for number in (instruction.id, *instruction.operand_ids)
+        ),
+    }
+
+
+def _compare(whose: str, module: HloProto, stock: HloProto) -> dict[str, int]:
+    base = count_work(stock)
+    return {f"{whose}_added_{name}": count - base[name] for name, count in count_work(module).items()}
+
+
+def _list_entry(module: HloProto) -> Sequence[Any]:
+    hlo = module.hlo_module
+    return next(part.instructions for part in hlo.computations if part.id == hlo.entry_computation_id)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
         "compiled_bytes": plan.measured_peak_bytes,
         "overhead": plan.overhead,
         "least_step_bytes": find_peak_bound(plan.graph).peak_bytes,
+        "offloaded_bytes": sum(value.size_bytes for value in plan.offloaded),
     }
 
 

@@ -69,7 +69,7 @@ def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> 
     emitted = emit(step, solution.schedule, ordering="chain").function
     batch = batch_of(step.function)
     with busy_processes():
-        recorded = [record_peak_bytes(emitted, batch, warm=True) for _ in range(6)]
+        recorded = [record_peak_bytes(emitted, batch, warm=True) for _ in range(4)]
     # Iterations one at a time, and nothing beside a loop: the same peak in each run, but for what the threads' clocks
     # make of frees. First runs, which prepare kernels, overlap more of what lies side by side within an iteration.
     assert max(recorded) <= 1.1 * min(recorded)

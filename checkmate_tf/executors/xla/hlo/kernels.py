@@ -63,7 +63,7 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
         inner = {n for inner in _list_called(by_id, instruction) for n in _list_op_names(inner)}
         written_by[number] = (len(found),)
         scratch_bytes = _count_scratch_bytes(instruction)
-        size_bytes = 0 if instruction.opcode == "while" else _count_bytes(instruction.shape) - scratch_bytes
+        size_bytes = 0 if instruction.opcode == "while" else count_bytes(instruction.shape) - scratch_bytes
         found.append(
             Kernel(
                 frozenset(names),
@@ -113,9 +113,10 @@ def list_product_names(module: HloProto) -> tuple[str, ...]:
     )
 
 
-def _count_bytes(shape: Any) -> int:
+def count_bytes(shape: Any) -> int:
+    """Returns the bytes of an array, or of all arrays of a tuple, from its shape in a module."""
     if shape.tuple_shapes:
-        return sum(_count_bytes(part) for part in shape.tuple_shapes)
+        return sum(count_bytes(part) for part in shape.tuple_shapes)
     elements = 1
     for dimension in shape.dimensions:
         elements *= dimension
@@ -126,7 +127,7 @@ def _count_scratch_bytes(instruction: HloInstructionProto) -> int:
     """Returns the scratch bytes of a call of a library: the last of its results, untyped bytes."""
     parts = instruction.shape.tuple_shapes
     is_scratch = instruction.opcode == "custom-call" and parts and parts[-1].element_type == PrimitiveType.Value("U8")
-    return _count_bytes(parts[-1]) if is_scratch else 0
+    return count_bytes(parts[-1]) if is_scratch else 0
 
 
 def _find_element_bytes(element_type: int) -> int:

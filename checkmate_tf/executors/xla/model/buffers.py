@@ -185,10 +185,13 @@ class Buffers:
         return max(most - min(own_bytes, sum(map(self.count_stored_bytes, outputs))), 0)
 
     def _list_kernels(self, node: int, *, is_early: bool) -> frozenset[int]:
-        """Returns the kernels of a node, or of its early part, that the rewritten node still has."""
+        """Returns the kernels of a node, or of its early part, that the rewritten node still has.
+
+        A loop writes its results over the constants that it begins with.
+        """
         index = self.facts.index
         mine = index.kernels[node] - self.facts.for_sums
-        if node in self.facts.lowered.late:
+        if node in self.facts.lowered.late or self._is_loop(node):
             return frozenset(number for number in mine if not index.stock[number].is_constant)
         if is_early:
             return mine & index.forward
