@@ -3,7 +3,7 @@
 TensorFlow's CPU allocator keeps statistics only when oneDNN is enabled (`TF_ENABLE_ONEDNN_OPTS=1` before TensorFlow is
 imported; the default only on newer CPUs). It does not count allocations under 256 KiB, and it counts chunks, which may
 be larger than the requests. The records contain every allocation that a kernel requests, and need no support by the
-allocator. Making them runs the step in a session of its own, on copies of its variables.
+allocator. Making them runs the step in a session of its own, on copies of its variables and lookup tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,9 @@ from tensorflow.core.framework.step_stats_pb2 import AllocationRecord, StepStats
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.tf_private import get_session_config
+
+# These operations do not change a lookup table.
+_TABLE_READERS = frozenset({"LookupTableFindV2", "LookupTableSizeV2"})
 
 
 def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
@@ -69,29 +72,31 @@ def record_allocations(
 ) -> tuple[Allocation, ...]:
     """Records every allocation of one run of a function, as the runtime reports them, on the device that training uses.
 
-    Arguments, captured tensors and variables are not among them. The function runs in a session, on copies of the
-    variables, with the same graph optimizations and executor, and changes nothing outside.
+    Arguments, captured tensors, variables and lookup tables are not among them. The function runs in a session, on
+    copies of its variables and tables, with the same graph optimizations and executor, and changes nothing outside.
 
     Args:
         arguments: flat tensors for the function's own arguments.
         warm: record the second run, because the first prepares kernels. For functions whose operations may run side by
             side.
 
-    Raises ProfileError if the function captures something that cannot be copied, such as tables or generators.
+    Raises ProfileError if the function captures something that cannot be copied, such as an iterator, or a table that
+    it changes.
     """
     inputs = [*arguments, *function.captured_inputs]
-    values = {
-        placeholder.op.name: _read_variable(value)
+    contents = {
+        placeholder.op.name: _read_resource(placeholder, value)
         for placeholder, value in zip(function.inputs, inputs, strict=True)
         if value.dtype == tf.resource
     }
     graph = tf.Graph()
     with graph.as_default(), tf.compat.v1.Session(graph=graph, config=get_session_config()) as session:
-        initial, assigned = {}, []
-        for handle, value in _import_body(function, values):
-            feed = tf.compat.v1.placeholder(value.dtype, value.shape)
-            initial[feed] = value.numpy()
-            assigned.append(tf.raw_ops.AssignVariableOp(resource=handle, value=feed))
+        initial: dict[tf.Tensor, np.ndarray] = {}
+        assigned = []
+        for handle, tensors in _import_body(function, contents):
+            fed = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in tensors]
+            initial |= {feed: tensor.numpy() for feed, tensor in zip(fed, tensors, strict=True)}
+            assigned.append(_assign(handle, fed))
         feeds = {
             placeholder.name: value.numpy()
             for placeholder, value in zip(function.inputs, inputs, strict=True)
@@ -122,30 +127,52 @@ def record_peak_bytes(
 
 
 def _import_body(
-    function: tf.types.experimental.ConcreteFunction, values: Mapping[str, tf.Tensor]
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Imports the body of a function into the default graph, on new variables. Returns their handles and values."""
+    function: tf.types.experimental.ConcreteFunction, contents: Mapping[str, Sequence[tf.Tensor]]
+) -> list[tuple[tf.Tensor, Sequence[tf.Tensor]]]:
+    """Imports the body of a function into the default graph, on new resources. Returns their handles and contents."""
     source: GraphDef = function.graph.as_graph_def()
     body = GraphDef(versions=source.versions, library=source.library)
-    body.node.extend(definition for definition in source.node if definition.name not in values)
+    body.node.extend(definition for definition in source.node if definition.name not in contents)
     read = {name.partition(":")[0] for definition in body.node for name in definition.input}
-    mapped, variables = {}, []
-    for number, (name, value) in enumerate(values.items()):
+    mapped, resources = {}, []
+    for number, (name, tensors) in enumerate(contents.items()):
         if name in read:
-            handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=f"variable_{number}")
-            mapped[f"{name}:0"] = handle
-            variables.append((handle, value))
+            mapped[f"{name}:0"] = _make_resource(tensors, f"resource_{number}")
+            resources.append((mapped[f"{name}:0"], tensors))
     tf.graph_util.import_graph_def(body, input_map=mapped, name="")
-    return variables
+    return resources
 
 
-def _read_variable(handle: tf.Tensor) -> tf.Tensor:
+def _read_resource(placeholder: tf.Tensor, handle: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Returns the value of a variable, or the keys and the values of a lookup table that a function only reads."""
     data = getattr(handle, "_handle_data", None)
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        raise ProfileError(
-            f"captured resource {handle!r} is not a variable: its step cannot run in a session of its own"
-        )
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(data.shape_and_type[0].dtype))
+    if data is not None and data.is_set and len(data.shape_and_type) == 1:
+        return (tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(data.shape_and_type[0].dtype)),)
+    finds = [op for op in placeholder.consumers() if op.type == "LookupTableFindV2"]
+    if finds and all(op.type in _TABLE_READERS for op in placeholder.consumers()):
+        kinds = {"Tkeys": finds[0].get_attr("Tin"), "Tvalues": finds[0].get_attr("Tout")}
+        keys, values = tf.raw_ops.LookupTableExportV2(table_handle=handle, **kinds)
+        if values.shape.rank == 1:
+            return keys, values
+    raise ProfileError(
+        f"captured resource {handle!r} is neither a variable nor a table of single values that the step only reads: "
+        "its step cannot run in a session of its own"
+    )
+
+
+def _make_resource(contents: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+    """Makes the handle of an empty variable or table for contents from `_read_resource`."""
+    if len(contents) == 1:
+        return tf.raw_ops.VarHandleOp(dtype=contents[0].dtype, shape=contents[0].shape, shared_name=name)
+    keys, values = contents
+    return tf.raw_ops.HashTableV2(key_dtype=keys.dtype, value_dtype=values.dtype, shared_name=name)
+
+
+def _assign(handle: tf.Tensor, contents: Sequence[tf.Tensor]) -> tf.Operation:
+    """Writes its contents to a new variable or table."""
+    if len(contents) == 1:
+        return tf.raw_ops.AssignVariableOp(resource=handle, value=contents[0])
+    return tf.raw_ops.InitializeTableV2(table_handle=handle, keys=contents[0], values=contents[1])
 
 
 def _exists(graph: tf.Graph, name: str) -> bool:

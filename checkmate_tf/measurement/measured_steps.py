@@ -142,7 +142,8 @@ def record_or_predict(
 ) -> int:
     """Returns the recorded peak.
 
-    If the function captures a resource that cannot be copied, such as a lookup table, it returns the predicted peak.
+    If the function captures a resource that cannot be copied, such as a table that it changes, it returns the predicted
+    peak.
     """
     try:
         return record_peak_bytes(function, arguments)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.tracing.loops import count_list_bytes
-from checkmate_tf.tracing.semantics import count_static_bytes
+from checkmate_tf.tracing.semantics import SHAPE_TYPES, count_static_bytes, has_static_shape_value
 
 # A tensor is output number `output` of operation number `op`.
 TensorId = tuple[int, int]
@@ -121,7 +121,11 @@ def _find_needed(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
-    """Sorts operations by creation, but with inputs first, because a While with a gradient is rewritten late."""
+    """Sorts operations by creation, but with inputs first, because a While with a gradient is rewritten late.
+
+    An operation that reads an open shape comes right behind its inputs, because it holds them until it has run. Most of
+    these are made with the gradient, which reads the shapes of activations.
+    """
     names = {op.name for op in needed}
     created = [op for op in graph.get_operations() if op.name in names]
     position = {op.name: index for index, op in enumerate(created)}
@@ -135,15 +139,16 @@ def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ..
         for source in sources:
             after[source].append(index)
     missing = [len(sources) for sources in before]
-    ready = [index for index, count in enumerate(missing) if count == 0]
+    keys = [(not _reads_open_shape(op), index) for index, op in enumerate(created)]
+    ready = [keys[index] for index, count in enumerate(missing) if count == 0]
     order = []
     while ready:
-        index = heapq.heappop(ready)
+        _, index = heapq.heappop(ready)
         order.append(created[index])
         for user in after[index]:
             missing[user] -= 1
             if missing[user] == 0:
-                heapq.heappush(ready, user)
+                heapq.heappush(ready, keys[user])
     if len(order) < len(created):
         raise UnsupportedModelError(
             f"{len(created) - len(order)} operations of the step wait for each other in a cycle"
@@ -151,13 +156,18 @@ def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ..
     return tuple(order)
 
 
+def _reads_open_shape(op: tf.Operation) -> bool:
+    return op.type in SHAPE_TYPES and not has_static_shape_value(op)
+
+
 def _mark_backward(
     ops: tuple[tf.Operation, ...], inputs: tuple[tuple[TensorId, ...], ...], controls: tuple[tuple[int, ...], ...]
 ) -> tuple[bool, ...]:
     backward: list[bool] = []
     for index, op in enumerate(ops):
-        # The empty lists that a loop fills for its gradient have the gradient's names, but belong to the forward pass.
-        named = is_in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
+        # The empty lists that a loop fills for its gradient, and the shapes of activations, have the gradient's names,
+        # but belong to the forward pass.
+        named = is_in_gradient(op) and op.type not in ("Const", "EmptyTensorList", *SHAPE_TYPES)
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)
     return tuple(backward)

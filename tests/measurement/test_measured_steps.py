@@ -131,12 +131,12 @@ def test_loops_are_not_run_in_a_session_on_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert len(recorded) == 1
 
 
-def test_the_predicted_peak_stands_in_where_a_lookup_table_cannot_be_copied_to_a_session() -> None:
+def test_the_predicted_peak_stands_in_where_a_step_changes_a_lookup_table() -> None:
     """All tensors are too small for the CPU's allocator to count, so planning falls back to allocation records."""
-    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
-    table = tf.lookup.StaticHashTable(words, default_value=0)
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=0)
 
     def compute(x: tf.Tensor) -> tf.Tensor:
+        table.insert(x, tf.constant([1, 2], tf.int64))
         return tf.cast(table.lookup(x), tf.float32) * 2.0
 
     concrete = tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec((2,), tf.string))

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -42,6 +44,32 @@ def test_records_of_many_variables_prepare_the_graph_twice(monkeypatch: pytest.M
     monkeypatch.setattr(tf.compat.v1.Session, "run", lambda *args, **options: runs.append(run(*args, **options)))
     assert record_peak_bytes(step, []) > 0
     assert len(runs) == 2
+
+
+def make_static_table() -> Any:
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+    return tf.lookup.StaticHashTable(words, default_value=0)
+
+
+def make_mutable_table() -> Any:
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=0)
+    table.insert(["a", "b"], tf.constant([1, 2], tf.int64))
+    return table
+
+
+@pytest.mark.parametrize("make_table", [make_static_table, make_mutable_table])
+def test_records_of_a_step_that_looks_words_up(make_table: Callable[[], Any]) -> None:
+    """Each word becomes as many numbers as the table has for it, so the records show the contents of its copy."""
+    table = make_table()
+
+    def compute(words: tf.Tensor) -> tf.Tensor:
+        return tf.tile([1.0], 1000 * table.lookup(words) + tf.cast(table.size(), tf.int64))
+
+    step = tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec((1,), tf.string))
+    for word, number in (("a", 1), ("b", 2), ("c", 0)):
+        recorded = record_peak_bytes(step, [tf.constant([word])])
+        assert 0 <= recorded - 4 * (1000 * number + 2) < 100
+    assert int(table.size()) == 2
 
 
 def test_records_are_of_one_device_and_its_own_memory() -> None:

@@ -8,9 +8,11 @@ import pytest
 import tensorflow as tf
 
 import checkmate_tf
+from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.signature import Fragment
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.observed import Observed, observe
 from checkmate_tf.tracing.ops import list_ops
@@ -71,6 +73,28 @@ def test_sizes_that_shapes_leave_open_are_those_of_the_batch(model: keras.Model)
     cut = cut_node_fragments(seen)
     assert all(isinstance(fragment, Fragment) for fragment in cut)
     assert not all(isinstance(fragment, Fragment) for fragment in cut_node_fragments(open_graph))
+
+
+def test_activations_are_not_held_until_the_gradient_reads_their_open_shapes() -> None:
+    """The gradients of products and selections read their shapes, and those of tanh six activations."""
+    biases = [tf.Variable(tf.zeros((1, WIDTH))) for _ in range(6)]
+
+    def loss_gradients(rows: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            hidden = tf.boolean_mask(rows, rows[:, 0] > 0.0)
+            for bias in biases:
+                hidden = tf.where(bias < 1.0, 2.0 * tf.tanh(hidden + bias), 0.0)
+            loss = tf.reduce_mean(hidden)
+        return tape.gradient(loss, biases)
+
+    x = tf.constant(data()[0])
+    function = tf.function(loss_gradients, autograph=False).get_concrete_function(tf.TensorSpec((ROWS, WIDTH)))
+    training_graph = extract(function, resident_bytes=0, observe=lambda ops: observe(function, ops, [x]))
+    rewritten = emit(training_graph, make_retain_all_schedule(training_graph.graph), ordering="chain").function
+    activation_bytes = 4 * SELECTED * WIDTH
+    for peak_bytes in (simulate_stock(training_graph.graph).peak_bytes, record_peak_bytes(rewritten, [x])):
+        assert 6 * activation_bytes <= peak_bytes <= 10 * activation_bytes
+    assert all(np.allclose(*pair) for pair in zip(function(x), rewritten(x), strict=True))
 
 
 def test_nothing_runs_where_shapes_and_constants_tell_all_sizes() -> None:
