@@ -15,7 +15,9 @@ position; here, only the stages of its begin and of its reader are known. So the
 (h) SENT[v] >= the end of v's first computation + OUT[v]'s cost; SENT[v] >= SENT of the value before + this.
 (i) A value fetched in stage t for stage t' is there before node t' begins, not sooner than BEGIN[t], BACK[t-1] and
     SENT[v] allow.
-(j) Where the first copy of v is not retained into stage t, node t begins after SENT[v].
+(j) Where the first copy of v is not retained into stage t, node t begins after SENT[v]. So does node t - 1 if it does
+    not read v and nothing but node t can run in stage t: a copy that is held beside node t - 1, and not beside node t,
+    is then as well retained into stage t, where it takes no memory.
 """
 
 from dataclasses import dataclass
@@ -94,6 +96,7 @@ class _Lanes:
         self.back_queue = np.array(
             [self.back_cost[fetched.value[fetched.stage <= stage]].sum() for stage in range(num_nodes)]
         )
+        self.runs_alone = (columns.recompute >= 0).sum(axis=1) == 1
         # The lane out is never longer behind the end of a value's first computation.
         self.queue = dict(zip(self.offloadable, np.cumsum(self.out_cost[self.offloadable]).tolist(), strict=True))
 
@@ -153,10 +156,12 @@ class _Lanes:
         self._at_least(0.0, (self.sent[value], 1.0), (computed, -1.0), (self.out[value], -cost))
         self._at_least(0.0, (self.sent[value], 1.0), (before, -1.0), (self.out[value], -cost))
         self._at_least(0.0, (self.begin[-1], 1.0), (self.sent[value], -1.0))
+        out, users = int(self.out[value]), self.arrays.graph.arrays.users
+        readers = users.index[users.start[value] : users.start[value + 1]]
         for stage in range(producer + 1, len(self.costs)):
-            own, constant = self._own_begins(stage)
+            earlier = self.runs_alone[stage] and stage - 1 > producer and stage - 1 not in readers
+            own, constant = self._own_begins(stage - 1 if earlier else stage)
             retained = int(self.columns.retain[stage][value])
-            out = int(self.out[value])
             self._at_least(constant, (own, 1.0), (computed, -1.0), (out, -cost), (retained, cost))
             self._at_least(constant - queue, (own, 1.0), (self.sent[value], -1.0), (out, -queue), (retained, queue))
 

@@ -1,9 +1,9 @@
 """Mutations of FastSA's sequence: the paper's four (sections 2.2, B.2, B.3), and compound ones.
 
 Each changes the state through sequence_events, so that `undo` can revert it, and returns whether it changed anything.
-There are four compound mutations. `add_chain` ends a copy's life over a gap by a recompute chain. `prune` removes a
-recomputation and everything that only it needed. `shift` moves a node as far as its inputs and users allow. `exchange`
-removes a recomputation and then adds chains at the peak.
+There are four compound mutations. `add_chain` ends a copy's life over a gap by a recompute chain or a fetch. `prune`
+removes a recomputation and everything that only it needed, or a fetch. `shift` moves a node as far as its inputs and
+users allow. `exchange` prunes and then adds chains at the peak, so that a recomputation can take the place of a fetch.
 """
 
 from numba import boolean, int64, uint64, void
@@ -200,14 +200,30 @@ def _useless(state, slot):
     return can_remove(state, slot)
 
 
+@compiled(int64, STATE, int64)
+def _fetched_at(state, slot):
+    """Returns an input of the slot's node that is fetched there; -1 if there is none."""
+    node = slot_table(state)[slot, NODE]
+    for link in range(node_table(state)[node, INPUTS], node_table(state)[node, OUTPUTS]):
+        value = link_list(state)[link]
+        if transfers(state)[value, FETCHES] > 0 and event(state, value, find(state, value, 4 * slot)) == 4 * slot:
+            return value
+    return -1
+
+
 @compiled(boolean, STATE)
 def prune(state):
-    """Removes a recomputation, and then every computation whose copies are unread."""
+    """Removes a fetch, or a recomputation and then every computation whose copies are unread."""
     slot = random_position(state)
+    fetched = _fetched_at(state, slot)
     for _ in range(_PRUNE_TRIES):
-        if node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
+        if fetched >= 0 or node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
             break
         slot = random_position(state)
+        fetched = _fetched_at(state, slot)
+    if fetched >= 0:
+        flip_fetch(state, slot, fetched)
+        return True
     if not can_remove(state, slot):
         return False
     done = totals(state)[JOURNAL_LENGTH]
@@ -329,7 +345,7 @@ def add_chain(state, likely, at_peak):
 
 @compiled(boolean, STATE, LIST, int64)
 def exchange(state, likely, budget):
-    """Removes a recomputation, and then adds a few chains at the peak while it is above the budget."""
+    """Prunes, and then adds a few chains at the peak while it is above the budget."""
     if not prune(state):
         return False
     for _ in range(_EXCHANGE_CHAINS):

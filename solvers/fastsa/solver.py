@@ -40,7 +40,10 @@ _LEAST_BYTES = 1e-9  # least weight of a value that is drawn by size, so that th
 
 @dataclass(frozen=True)
 class Moves:
-    """How often each mutation is drawn, relative to the others (sequence_moves.py). Flips need offloading.
+    """How often each mutation is drawn, relative to the others (sequence_moves.py).
+
+    Flips need offloading. A flip fetches a value or stops doing so, so flips are drawn as often as additions and
+    removals together.
 
     The default is as good as mostly compound mutations in the same time, and tries twice as many (experiments/fastsa,
     "moves"). Separate prunings make no difference there, because every exchange begins with one.
@@ -49,7 +52,7 @@ class Moves:
     add: int = 8
     remove: int = 8
     rotate: int = 4
-    flip: int = 1
+    flip: int = 16
     chain: int = 4
     prune: int = 0
     shift: int = 2

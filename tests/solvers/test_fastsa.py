@@ -245,6 +245,23 @@ def test_offloading_replaces_an_expensive_recomputation():
     assert offloaded.simulation.cost < plain.simulation.cost
 
 
+def test_with_offloading_a_cheaper_recomputation_is_still_found():
+    """Each of the 8 forward values above the budget is recomputed once. A fetched value would take 4."""
+    graph = training_chain(20)
+    graph = replace(graph, values=tuple(replace(value, offload_cost=2, fetch_cost=2) for value in graph.values))
+    solution = solve(graph, "60%", solver=replace(QUICK, offload=True), order="free")
+    assert sum_paper_cost(graph, solution.schedule) - graph.baseline_cost <= 9
+
+
+def test_an_exchange_can_take_a_fetch_away():
+    graph = with_transfers(training_chain(12))
+    fetched = Schedule(make_retain_all_schedule(graph).order, fetches=((24, 0),))
+    state = build(graph, fetched, num_slots=256)
+    only_exchange = np.array([int(name == "exchange") for name in kernel.MOVE_NAMES], dtype=np.int64)
+    run(state, graph, temperature=1e-6, iterations=1_000, moves=only_exchange)
+    assert not len(fetches_of(state))
+
+
 def test_seeds_repeat_and_several_are_no_worse_than_the_first():
     graph = published("rl-g1-n100")
     solutions = [solve(graph, "70%", solver=QUICK, order="free", seed=5) for _ in range(2)]
@@ -307,11 +324,10 @@ def with_transfers(graph: Graph) -> Graph:
     return replace(graph, values=values)
 
 
-def run(state, graph: Graph, *, temperature: float, iterations: int) -> None:
+def run(state, graph: Graph, *, temperature: float, iterations: int, moves: np.ndarray = ALL_MOVES) -> None:
     options = np.array([2, 1, max(1, graph.baseline_cost), 1.0, temperature, temperature, 0.0, 0.0])
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     likely = np.arange(len(graph.values), dtype=np.int32)
-    moves = ALL_MOVES.copy()
     best = np.zeros(len(state.slots), dtype=np.int32), np.zeros((4096, 2), dtype=np.int32)
     kernel.anneal(state.addresses, options, moves, likely, iterations, 10, *best, figures)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.schedule import check_schedule
+from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, solve
 from checkmate_tf.solvers.checkmate import milp
@@ -170,11 +170,39 @@ WAITING = Graph(
 
 
 def test_the_program_alone_counts_memory_that_is_not_free_before_a_copy_is_out(monkeypatch):
-    """p waits until the value of a is copied out, and z until it is back. Without the first wait, it would be 113."""
+    """p waits until the value of a is copied out, and z until it is back. Without the first wait, it would be 113.
+
+    If only c waited, it would be 122.
+    """
     monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
     solver = CheckmateMilp(backend="highs", start_from=())
     solution = solve(WAITING, 13, solver=solver, time_limit_s=20)
-    assert 113 < solution.cost_lower_bound <= solution.simulation.cost == 123
+    assert (solution.status, solution.cost_lower_bound, solution.simulation.cost) == (Status.OPTIMAL, 123, 123)
+
+
+def test_a_copy_may_leave_between_a_node_and_the_recomputations_of_the_next_stage(monkeypatch):
+    """a is held beside c while it is copied out, and has to be out when r runs again for z.
+
+    The nodes take 106, and y waits 10 until a is back. The program must not have c wait until a is out.
+    """
+    monkeypatch.setattr(milp, "bound_cost", lambda graph, *_, **__: graph.baseline_cost)
+    nodes = (
+        Node("a", "op", (), (0,), cost=1, recomputable=False),
+        Node("r", "op", (), (1,), cost=1, workspace_bytes=3),
+        Node("m", "op", (1,), (2,), cost=1, recomputable=False),
+        Node("c", "op", (2,), (3,), cost=100, recomputable=False),
+        Node("z", "op", (1, 3), (4,), cost=1, recomputable=False),
+        Node("y", "op", (0, 4), (5,), cost=1, recomputable=False),
+    )
+    sizes = {"a": 10, "r": 5, "m": 1, "c": 10, "z": 1, "y": 1}
+    values = [Value(name, size) for name, size in sizes.items()]
+    values[0] = replace(values[0], offload_cost=10, fetch_cost=10)
+    graph = Graph(nodes, tuple(values), outputs=(5,))
+    known = simulate(graph, Schedule((0, 1, 2, 3, 1, 4, 5), fetches=((6, 0),), offloads=((3, 0),)))
+    solver = CheckmateMilp(backend="highs", start_from=(), lazy_rows=False)
+    solution = solve(graph, 22, solver=solver, time_limit_s=20)
+    assert solution.cost_lower_bound <= known.cost == 116
+    assert known.peak_bytes <= 22
 
 
 def test_moccasin_offloads_a_value_that_waits_on_either_lane(monkeypatch):
