@@ -75,6 +75,11 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
     return None if element_bytes is None or count is None else element_bytes * count
 
 
+def find_element(output: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor that an iteration adds to a list that a loop returns, or puts in it; None if none is found."""
+    return None if is_passed_on(output) else _find_added(get_loop_body(output.op).outputs[output.value_index])
+
+
 def is_passed_on(output: tf.Tensor) -> bool:
     """Returns whether a loop returns a tensor unchanged, or a list with elements taken out."""
     body, position = get_loop_body(output.op), output.value_index

@@ -49,7 +49,7 @@ def summed_convolutions() -> keras.Model:
     """Convolutions that read sums, which their filters' gradients read again."""
     inputs = keras.Input((32, 32, 3))
     x = layers.Conv2D(16, 3, padding="same")(inputs)
-    for _ in range(6):
+    for _ in range(10):
         x = layers.add([x, layers.Conv2D(16, 3, padding="same", activation="relu")(x)])
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 

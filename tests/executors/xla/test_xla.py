@@ -405,6 +405,37 @@ def test_recurrent_layers_are_rematerialized_around():
         np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
 
 
+def test_recurrent_layers_are_computed_again():
+    """The lists that a loop fills wait for its sequence, and a repeat, which reads lists only, for a gradient."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        tokens = keras.Input((32,), dtype="int32")
+        hidden = keras.layers.Embedding(100, 32)(tokens)
+        for _ in range(3):
+            hidden = keras.layers.LSTM(32, return_sequences=True)(hidden)
+        model = keras.Model(tokens, keras.layers.Dense(100)(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=True)
+        return model
+
+    words = np.random.default_rng(0).integers(0, 100, (64, 33), "int32")
+    batch = words[:, :-1], words[:, 1:]
+    stock, model = build(), build()
+    plan = checkmate_tf.rematerialize(
+        model,
+        data=batch,
+        budget="75%",
+        options=checkmate_tf.Options(costs="flops"),
+        time_limit_s=5,
+        progress=False,
+    )
+    assert any(one.name.endswith("/while") for one in plan.recomputed)
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    for _ in range(2):
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
+
+
 def test_what_a_loop_keeps_of_its_weights_counts():
     """XLA stacks them, 32 KiB for each of 32 steps, where TensorFlow keeps the variable."""
     model = recurrent(keras.Model)

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.emission.ordering import OrderingPolicy
 from checkmate_tf.executors.xla.model.graph import XlaGraph
+from checkmate_tf.executors.xla.order.late_lists import write_late_lists
 from checkmate_tf.executors.xla.order.order_rule import OrderRule
 from checkmate_tf.executors.xla.order.progress import Progress
 from checkmate_tf.executors.xla.order.ties import Ties
+from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import TensorId
 
 # Inputs of integers that are data. Other integers are sizes or axes, which XLA must know at compile time.
@@ -45,7 +47,7 @@ class _Run:
     Args:
         ties: the ties of operations that are written before the run has a result.
         newest: the newest result of the run.
-        ops: operations that are written in it.
+        ops: operations that are written in it and wait.
     """
 
     ties: Ties
@@ -82,19 +84,25 @@ class GradientTies(OrderingPolicy):
         return late
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
-        """Returns the inputs of an operation, with one of them tied if the run has computed none of them."""
+        """Returns the inputs of an operation, with one of them tied if the run has computed none of them.
+
+        The lists that a loop fills wait for its sequence, too.
+        """
         run, copies, xla_graph = self.current, self.progress.copies, self.progress.xla_graph
+        if copies.ops.ops[op].type in WHILE_TYPES:
+            inputs = write_late_lists(copies.ops.ops[op], name, inputs, copies.written)
         if run is None or copies.grouping.group_of[op] in xla_graph.constants:
             return inputs
         tensors = copies.ops.inputs[op]
         # The input may be a view, or a buffer that replaces it.
         follows = any(root is not None and root[0] in run.ops for root in map(copies.grouping.root, tensors))
-        run.ops.add(op)
         candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
         # Without a tie, XLA would reuse the transposed copy of the forward pass, and hold it until here.
         chosen = [position for position in candidates if self._is_transposed(run, tensors[position])]
         if not follows and candidates and not chosen:
             chosen = [min(candidates, key=lambda position: (copies.size_bytes(tensors[position]), position))]
+        if follows or chosen:
+            run.ops.add(op)
         if not chosen:
             return inputs
         own = run.ties if run.newest is None else self.progress.start_ties([run.newest])
@@ -140,7 +148,10 @@ class GradientTies(OrderingPolicy):
         self.current = None
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
-        """Returns the newest tensor from before a run that the first node after the run with such an input reads."""
+        """Returns the newest tensor from before a run that the first node after the run with such an input reads.
+
+        If no node has such an input, as loops that read lists do not, it is the newest tensor from before the run.
+        """
         progress, nodes = self.progress, self.progress.graph.nodes
         in_run = {value for position in range(start, end) for value in nodes[progress.order[position]].outputs}
         for node in progress.order[end:]:
@@ -148,7 +159,7 @@ class GradientTies(OrderingPolicy):
             found = progress.find_newest_float(known)
             if found is not None:
                 return found
-        return None
+        return progress.find_newest_float(progress.computed_at)
 
     def _is_transposed(self, run: _Run, tensor: TensorId) -> bool:
         """Returns whether a tensor from before a run is in a buffer that each of its readers transposes."""
