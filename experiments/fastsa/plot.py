@@ -56,8 +56,7 @@ Offloading alone has no mutation that adds a node. Budgets are shares of the inp
 At these costs, offloading a value costs at least 2, and computing it again often costs 1. With both, an optimum would
 never cost more than with either alone. A single mutation cannot replace a fetch by a recomputation: without the fetch
 the peak is above the budget, and with both the cost is higher. Our compound mutations remove a fetch and recompute in
-one step. The paper's four single mutations, drawn equally often, have no such step. Other programs kept the processor
-busy during the runs with both: their limit of 30 s ended some of them after about a second of computing."""
+one step. The paper's four single mutations, drawn equally often, have no such step."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
 The paper measures networks in PyTorch. These are four published graphs and two networks, in
