@@ -498,5 +498,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what reads a result would compute it again, from more than it is",
         "compiled_peaks_are_as_predicted",
     ),
+    _xla(
+        "model/buffers",
+        "self.facts.lowered.late or self._is_loop(node)",
+        "self.facts.lowered.late",
+        "the zeros that a loop begins with would count beside its results",
+        "a_loop_writes_its_results_over_the_zeros_that_it_begins_with",
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "if copies.ops.ops[op].type in WHILE_TYPES:",
+        "if False:",
+        "the lists that loops fill would be held from the start of the step",
+        ("tests/executors/xla/test_xla.py::test_recurrent_layers_are_computed_again",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "return progress.find_newest_float(progress.computed_at)",
+        "return None",
+        "repeats of loops would not wait for the backward pass",
+        ("tests/executors/xla/test_xla.py::test_recurrent_layers_are_computed_again",),
+    ),
+    Mutation(
+        "checkmate_tf/tracing/ops.py",
+        'op.type not in ("Const", "EmptyTensorList", *SHAPE_TYPES)',
+        'op.type not in ("Const", "EmptyTensorList")',
+        "activations would be held until the gradient reads their open shapes",
+        ("tests/tracing/test_observed.py::test_activations_are_not_held_until_the_gradient_reads_their_open_shapes",),
+    ),
     *SOLVER_MUTATIONS,
 )
