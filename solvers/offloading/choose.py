@@ -2,8 +2,9 @@
 
 The solver solves the graph for the budget itself and for larger budgets, up to the peak without recomputation. With a
 larger budget it recomputes less, and offloading then brings the schedule within the budget. The cheapest result is
-returned, so it never costs more than recomputation or offloading alone. The solver's bounds are about recomputation and
-do not apply here. In fixed order the bound is that of `bound.py`, in free order the cost of computing every node once.
+returned. It costs no more than offloading alone, and no more than the recomputation that the solver finds in its share
+of the time. The solver's bounds are about recomputation and do not apply here. In fixed order the bound is that of
+`bound.py`, in free order the cost of computing every node once.
 """
 
 from collections.abc import Callable
