@@ -18,7 +18,6 @@ from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import OpList, TensorId
 from checkmate_tf.tracing.semantics import (
     ALIAS_TYPES,
-    SHAPE_TYPES,
     SOURCE_TYPES,
     has_static_shape_value,
     is_handle,
@@ -166,7 +165,7 @@ class _Grouper:
         if op.type == "Placeholder" or (not waits and (op.type in SOURCE_TYPES or small_outputs)):
             self.singles.append(index)
             return
-        small_inputs = op.type in SHAPE_TYPES or all(root is None or self.is_small(root) for root in data)
+        small_inputs = all(root is None or self.is_small(root) for root in data)
         if (
             waits
             and small_inputs

@@ -76,7 +76,7 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
 
 
 def find_element(output: tf.Tensor) -> tf.Tensor | None:
-    """Returns the tensor that an iteration adds to a list that a loop returns, or puts in it; None if none is found."""
+    """Returns the tensor that an iteration adds to, or puts in, a list that a loop returns; None if none is found."""
     return None if is_passed_on(output) else _find_added(get_loop_body(output.op).outputs[output.value_index])
 
 

@@ -4,9 +4,9 @@
 
 XLA recomputes what does not fit in the device's memory. Each model's stock step is compiled for H100s of less and less
 memory, which gives the least peak that XLA's pass reaches. `rematerialize` then plans the step for that peak. Added
-kernels are those of the compiled module beyond those of the stock step as it is compiled with all of the memory; so
-are added products (convolutions and products of matrices) and added bytes that kernels read and write. Nothing runs;
-JAX and its CUDA plugin must be installed. Rows that are in the results are not computed again.
+kernels are those of the compiled module beyond those of the stock step as it is compiled with all of the memory. Added
+products (convolutions and products of matrices), and added bytes that kernels read and write, are counted in the same
+way. Nothing runs; JAX and its CUDA plugin must be installed. Rows that are in the results are not computed again.
 """
 
 import argparse

@@ -16,8 +16,8 @@ position; here, only the stages of its begin and of its reader are known. So the
 (i) A value fetched in stage t for stage t' is there before node t' begins, not sooner than BEGIN[t], BACK[t-1] and
     SENT[v] allow.
 (j) Where the first copy of v is not retained into stage t, node t begins after SENT[v]. So does node t - 1 if it does
-    not read v and nothing but node t can run in stage t: a copy that is held beside node t - 1, and not beside node t,
-    is then as well retained into stage t, where it takes no memory.
+    not read v and nothing but node t can run in stage t. A copy that is held beside node t - 1, but not beside node t,
+    may then be retained into stage t, where it takes no memory.
 """
 
 from dataclasses import dataclass

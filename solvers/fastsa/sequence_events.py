@@ -287,13 +287,19 @@ def add_node(state, slot, node):
     _log(state, ADDED, slot, node)
 
 
+@compiled(boolean, STATE, int64, int64)
+def is_fetched(state, slot, value):
+    """Returns whether a value that a slot's node reads is fetched there."""
+    return transfers(state)[value, FETCHES] > 0 and event(state, value, find(state, value, 4 * slot)) == 4 * slot
+
+
 @compiled(void, STATE, int64)
 def remove_node(state, slot):
     """Empties a slot. The caller has checked `can_remove`, or puts the node elsewhere first."""
     node = slot_table(state)[slot, NODE]
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, OUTPUTS]):
         value = link_list(state)[link]
-        if transfers(state)[value, FETCHES] > 0 and event(state, value, find(state, value, 4 * slot)) == 4 * slot:
+        if is_fetched(state, slot, value):
             flip_fetch(state, slot, value)
         _remove_use(state, value, slot)
     for link in range(node_table(state)[node, OUTPUTS], node_table(state)[node, LINKS_END]):

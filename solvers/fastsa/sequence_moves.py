@@ -15,7 +15,6 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     COST,
     COUNT,
     FETCH_COST,
-    FETCHES,
     FIXED_ORDER,
     INPUTS,
     IS_OUTPUT,
@@ -57,6 +56,7 @@ from checkmate_tf.solvers.fastsa.sequence_events import (
     event,
     find,
     flip_fetch,
+    is_fetched,
     remove_node,
     undo,
 )
@@ -129,7 +129,7 @@ def move(state, source, target):
         return False
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, OUTPUTS]):
         value = link_list(state)[link]
-        if transfers(state)[value, FETCHES] > 0 and event(state, value, find(state, value, 4 * source)) == 4 * source:
+        if is_fetched(state, source, value):
             flip_fetch(state, target, value)
     remove_node(state, source)
     return True
@@ -201,12 +201,12 @@ def _useless(state, slot):
 
 
 @compiled(int64, STATE, int64)
-def _fetched_at(state, slot):
+def _find_fetched(state, slot):
     """Returns an input of the slot's node that is fetched there; -1 if there is none."""
     node = slot_table(state)[slot, NODE]
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, OUTPUTS]):
         value = link_list(state)[link]
-        if transfers(state)[value, FETCHES] > 0 and event(state, value, find(state, value, 4 * slot)) == 4 * slot:
+        if is_fetched(state, slot, value):
             return value
     return -1
 
@@ -215,12 +215,12 @@ def _fetched_at(state, slot):
 def prune(state):
     """Removes a fetch, or a recomputation and then every computation whose copies are unread."""
     slot = random_position(state)
-    fetched = _fetched_at(state, slot)
+    fetched = _find_fetched(state, slot)
     for _ in range(_PRUNE_TRIES):
         if fetched >= 0 or node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
             break
         slot = random_position(state)
-        fetched = _fetched_at(state, slot)
+        fetched = _find_fetched(state, slot)
     if fetched >= 0:
         flip_fetch(state, slot, fetched)
         return True

@@ -42,8 +42,8 @@ _LEAST_BYTES = 1e-9  # least weight of a value that is drawn by size, so that th
 class Moves:
     """How often each mutation is drawn, relative to the others (sequence_moves.py).
 
-    Flips need offloading. A flip fetches a value or stops doing so, so flips are drawn as often as additions and
-    removals together.
+    Flips need offloading. A flip adds a fetch or removes one, so flips are drawn as often as additions and removals
+    together.
 
     The default is as good as mostly compound mutations in the same time, and tries twice as many (experiments/fastsa,
     "moves"). Separate prunings make no difference there, because every exchange begins with one.

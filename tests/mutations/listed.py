@@ -519,5 +519,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         "repeats of loops would not wait for the backward pass",
         ("tests/executors/xla/test_xla.py::test_recurrent_layers_are_computed_again",),
     ),
+    Mutation(
+        "checkmate_tf/tracing/ops.py",
+        "(not _reads_open_shape(op), index)",
+        "(True, index)",
+        "activations would be held until the gradient reads their open shapes",
+        ("tests/tracing/test_observed.py::test_activations_are_not_held_until_the_gradient_reads_their_open_shapes",),
+    ),
+    Mutation(
+        "checkmate_tf/tracing/ops.py",
+        '("Const", "EmptyTensorList", *SHAPE_TYPES)',
+        '("Const", "EmptyTensorList")',
+        "nodes of the forward pass that read open shapes would count as backward",
+        ("tests/tracing/test_observed.py::test_activations_are_not_held_until_the_gradient_reads_their_open_shapes",),
+    ),
     *SOLVER_MUTATIONS,
 )

@@ -91,6 +91,9 @@ def test_activations_are_not_held_until_the_gradient_reads_their_open_shapes() -
     function = tf.function(loss_gradients, autograph=False).get_concrete_function(tf.TensorSpec((ROWS, WIDTH)))
     training_graph = extract(function, resident_bytes=0, observe=lambda ops: observe(function, ops, [x]))
     rewritten = emit(training_graph, make_retain_all_schedule(training_graph.graph), ordering="chain").function
+    shapes = [node for node in training_graph.graph.nodes if node.op_type == "Shape"]
+    assert shapes
+    assert not any(node.is_backward for node in shapes)
     activation_bytes = 4 * SELECTED * WIDTH
     for peak_bytes in (simulate_stock(training_graph.graph).peak_bytes, record_peak_bytes(rewritten, [x])):
         assert 6 * activation_bytes <= peak_bytes <= 10 * activation_bytes

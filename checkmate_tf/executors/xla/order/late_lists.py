@@ -17,7 +17,7 @@ _EMPTY_TYPES = frozenset({"EmptyTensorList", "TensorListReserve"})
 
 
 def write_late_lists(loop: tf.Operation, name: str, inputs: Sequence[str], written: list[NodeDef]) -> list[str]:
-    """Returns the inputs of a loop, with lists that cannot exist before the first sequence among them.
+    """Returns the inputs of a loop, with empty lists that cannot exist before the first sequence among the inputs.
 
     Nothing changes if the loop reads no sequence.
 
@@ -46,7 +46,7 @@ def write_late_lists(loop: tf.Operation, name: str, inputs: Sequence[str], writt
 def _make_build(
     shape: tuple[int, ...], dtype: tf.DType, *, known_shape: tuple[int, ...], known_dtype: tf.DType
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns a function that sets the first element of a list to zeros that XLA does not know without a sequence."""
+    """Returns a function that sets the first element of a list to zeros. To XLA, they depend on a sequence."""
 
     def build(zeros: tf.Tensor, sequence: tf.Tensor) -> tf.Tensor:
         known = tf.raw_ops.TensorListGetItem(
