@@ -47,7 +47,7 @@ class _Run:
     Args:
         ties: the ties of operations that are written before the run has a result.
         newest: the newest result of the run.
-        ops: operations that are written in it and wait.
+        ops: operations that are written in it.
     """
 
     ties: Ties
@@ -96,13 +96,12 @@ class GradientTies(OrderingPolicy):
         tensors = copies.ops.inputs[op]
         # The input may be a view, or a buffer that replaces it.
         follows = any(root is not None and root[0] in run.ops for root in map(copies.grouping.root, tensors))
+        run.ops.add(op)
         candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
         # Without a tie, XLA would reuse the transposed copy of the forward pass, and hold it until here.
         chosen = [position for position in candidates if self._is_transposed(run, tensors[position])]
         if not follows and candidates and not chosen:
             chosen = [min(candidates, key=lambda position: (copies.size_bytes(tensors[position]), position))]
-        if follows or chosen:
-            run.ops.add(op)
         if not chosen:
             return inputs
         own = run.ties if run.newest is None else self.progress.start_ties([run.newest])
