@@ -21,7 +21,8 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 class ResidentBytes:
     """The bytes that are held throughout a training step.
 
-    `prefetched` are the batches that `fit` prefetches for the next steps, if they are in the device's memory.
+    `prefetched` are the batches that `fit` prefetches for the next steps, if they are in the device's memory. `in_file`
+    are the bytes of optimizer state and frozen weights in a file, which none of the other parts include.
 
     Example:
 
@@ -35,6 +36,7 @@ class ResidentBytes:
     other_state: int = 0
     batch: int = 0
     prefetched: int = 0
+    in_file: int = 0
 
     @property
     def state(self) -> int:
@@ -156,6 +158,20 @@ class Step(Protocol):
         """Returns the same step with costs of copies to a file in a folder or to host memory, for values to offload.
 
         Raises UnsupportedModelError if the executor cannot do so, and OffloadError if the folder cannot be written.
+        """
+
+    @property
+    def movable_bytes(self) -> int:
+        """Returns the bytes of optimizer state and frozen weights that may be in the file; 0 without offloading."""
+
+    @property
+    def state_cost(self) -> int:
+        """Returns the cost of reading and writing those that are in the file, which `graph` leaves out."""
+
+    def move_state(self, size_bytes: int) -> "Step":
+        """Returns the same step with the largest of these variables in the file, of at least so many bytes.
+
+        Parts that are computed in chunks must have been replaced before.
         """
 
     @property

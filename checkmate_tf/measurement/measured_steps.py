@@ -48,6 +48,7 @@ def run_steps(
     resident_bytes: int,
     predicted_bytes: int,
     budget_bytes: int | None = None,
+    on_begin: Callable[[], Sequence[Any]] = tuple,
     on_first: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> StepRun:
     """Runs several steps, restores the variables, and returns the highest peak and the shortest time.
@@ -66,12 +67,14 @@ def run_steps(
         resident_bytes: of arguments and variables. The measured bytes are added to them.
         predicted_bytes: the predicted peak, including resident bytes.
         budget_bytes: no further step runs after one that exceeds it; None to run all steps.
+        on_begin: called before the first step; returns the variables that are not in the device's memory from then on.
         on_first: called after the first step with the values of the variables before it, in host memory, and with its
             results.
     """
     most_bytes = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
-        excess_bytes = move_to_fitting_chunks(function.graph.variables)
+        elsewhere = {id(variable) for variable in on_begin()}
+        excess_bytes = move_to_fitting_chunks([one for one in function.graph.variables if id(one) not in elsewhere])
         bytes_before = count_bytes_in_use() - excess_bytes
         results = call_flat(function, arguments)
         if on_first is not None:

@@ -35,6 +35,7 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
         "conditions": asdict(planned.conditions),
         "budget_bytes": planned.budget_bytes,
         "margin_bytes": planned.margin_bytes,
+        "state_cost": planned.state_cost,
         "ordering": planned.ordering,
         "chunks": [asdict(one) for one in planned.chunks],
         "resident": asdict(planned.resident),
@@ -74,6 +75,7 @@ def planned_from_json(data: Any) -> PlannedStep:
         chunks=tuple(map(_chunks_from_json, _read_field(data, "chunks", list))),
         margin_bytes=_read_field(data, "margin_bytes", int),
         patterns=tuple(map(_pattern_from_json, _read_field(data, "patterns", list))),
+        state_cost=_read_field(data, "state_cost", int),
     )
 
 
@@ -122,6 +124,7 @@ def list_differences(planned: PlannedStep, graph: Graph, resident: ResidentBytes
         ("parameters of", planned.resident.parameters, resident.parameters),
         ("an optimizer state of", planned.resident.optimizer, resident.optimizer),
         ("other state of", planned.resident.other_state, resident.other_state),
+        ("state in a file of", planned.resident.in_file, resident.in_file),
     )
     for what, mine, theirs in held:
         if mine != theirs:

@@ -91,6 +91,8 @@ class PlannedStep:
         chunks: the parts that `graph` computes in chunks of rows, unlike the stock step.
         margin_bytes: bytes that were subtracted from the requested budget; `budget_bytes` does not include them.
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
+        state_cost: the cost of reading and writing optimizer state and frozen weights in a file, which the simulator
+            leaves out.
     """
 
     budget_bytes: int
@@ -105,6 +107,7 @@ class PlannedStep:
     chunks: tuple[Chunks, ...] = ()
     margin_bytes: int = 0
     patterns: tuple[PatternCost, ...] = ()
+    state_cost: int = 0
 
     @property
     def schedule(self) -> Schedule:
@@ -134,7 +137,8 @@ class PlannedStep:
     @property
     def overhead(self) -> float:
         """Returns the predicted cost divided by the stock step's cost, minus 1."""
-        return self.solution.scheduled.simulation.overhead
+        simulation = self.solution.scheduled.simulation
+        return simulation.overhead + self.state_cost / max(self.graph.baseline_cost, 1)
 
 
 @dataclass(frozen=True)

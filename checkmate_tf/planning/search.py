@@ -34,6 +34,7 @@ from checkmate_tf.planning.pattern_costs import find_least_peaks, price_patterns
 from checkmate_tf.planning.plan_cache import PlanCache, digest, digest_package
 from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadyStep, Stock
+from checkmate_tf.planning.state_sizes import list_state_sizes
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.progress import PlanningBar, Stage
 from checkmate_tf.schedule import Schedule, check_schedule
@@ -110,7 +111,12 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     here.
     """
     name = step.graph.name
-    step = _repeat_chunks(step, planned.chunks)
+    if (planned.schedule.fetches or planned.resident.in_file) and request.options.offload is None:
+        raise PlanError(
+            f"the plan of {name!r} offloads values: name their place with "
+            'Options(offload="file:DIRECTORY"), or leave plan= out to plan the step again'
+        )
+    step = _repeat_chunks(step, planned.chunks).move_state(planned.resident.in_file)
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
@@ -119,11 +125,6 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
-    if schedule.fetches and request.options.offload is None:
-        raise PlanError(
-            f"the plan of {name!r} offloads values: name their place with "
-            'Options(offload="file:DIRECTORY"), or leave plan= out to plan the step again'
-        )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
         raise PlanError(
@@ -212,14 +213,19 @@ def _find_new_plan(
     fits = stock.peak_bytes <= budget_bytes
     chunk_loss, chunk_rows = (None if fits and rows == "auto" else rows for rows in wanted)
     measured_bytes = stock.peak_bytes if request.measure else None
-    target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=settings)
     infeasible: InfeasibleBudgetError | None = None
-    for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes):
-        try:
-            ready = _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
-            return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
-        except InfeasibleBudgetError as error:
-            infeasible = error
+    for in_file_bytes in list_state_sizes(step, request, bar, budget_bytes, stock, settings):
+        moved = step.move_state(in_file_bytes)
+        target_bytes = find_first_target(moved, budget_bytes, stock_bytes=measured_bytes, settings=settings)
+        for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes + moved.resident.in_file):
+            search = _Search(
+                chunked.move_state(in_file_bytes), request, bar, settings, stock, Bracket(budget_bytes, settings)
+            )
+            try:
+                ready = search.run(known)
+                return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
+            except InfeasibleBudgetError as error:
+                infeasible = error
     assert infeasible is not None
     raise infeasible
 
@@ -247,7 +253,7 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
     Nothing is solved or measured. Returns None if the step has another graph, or if TensorFlow refuses it.
     """
     try:
-        step = repeat_chunks(step, planned.chunks)
+        step = repeat_chunks(step, planned.chunks).move_state(planned.resident.in_file)
     except UnsupportedModelError:
         return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
@@ -687,5 +693,6 @@ def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Sto
         origins=step.origins,
         conditions=Conditions.of(step),
         chunks=step.chunks,
+        state_cost=step.state_cost,
     )
     return ReadyStep(planned, attempt.function)

@@ -88,7 +88,8 @@ def _find_excess(step: Step, stock_bytes: int, settings: Settings) -> float:
     asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # with measured workspace
     if not step.exceeds_as_stock or asked <= 0:
         return 1.0
-    return min(max((stock_bytes - resident_bytes) / asked, 1.0), settings.max_excess)
+    stock_asked = stock_bytes - step.resident.in_file - resident_bytes
+    return min(max(stock_asked / asked, 1.0), settings.max_excess)
 
 
 @dataclass

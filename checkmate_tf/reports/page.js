@@ -115,7 +115,7 @@
   // ---- Canvases ----------------------------------------------------------------------------------------------------
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const bandColors = ["activations", "again", "gradients", "workspace"];
+  const bandColors = ["activations", "again", "fetched", "gradients", "workspace"];
   const residentColor = (index) => `resident-${Math.min(index, 4)}`;
 
   function open(chart, which) {
@@ -599,7 +599,7 @@
     { name: "size", number: true, key: (row) => row.size, show: (row) => formatBytes(row.size) },
   ], 4);
 
-  const singular = ["activation", "computed again", "gradient"];
+  const singular = ["activation", "computed again", "copied back", "gradient"];
 
   function listLive(timeline, position) {
     const rows = [];

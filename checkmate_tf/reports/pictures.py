@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = dict(zip((*KINDS, WORKSPACE), ("#4a7fb5", "#e08a3c", "#5c9f74", "#a98bc0"), strict=True))
+_COLORS = dict(zip((*KINDS, WORKSPACE), ("#4a7fb5", "#e08a3c", "#3a9ea5", "#5c9f74", "#a98bc0"), strict=True))
 _RESIDENT_COLORS = ("#7b8794", "#98a3ae", "#b1bac3", "#c7ced5", "#d9dee3", "#e6e9ec")
 _MARK, _BUDGET, _MUTED = "#cf5b16", "#c0392b", "#59636e"
 # A part of the resident bytes that is thinner than this share of the picture has no label.

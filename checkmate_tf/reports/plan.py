@@ -293,6 +293,8 @@ class Plan:
             difference=None if self.difference is None else (self.difference, self.differs_most),
             updates=self.differing_updates,
             chunks=self.chunks,
+            in_file_bytes=resident.in_file,
+            state_cost=self.planned.state_cost,
         )
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from checkmate_tf.reports.view import KINDS, WORKSPACE, PlanView, Timeline
 
-_SINGULAR = dict(zip(KINDS, ("activation", "activation computed again", "gradient"), strict=True))
+_SINGULAR = dict(
+    zip(KINDS, ("activation", "activation computed again", "activation copied back", "gradient"), strict=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,8 @@ class PeakValue:
 
     Args:
         step: "stock" or "rematerialized", the step that has this peak.
-        kind: "activation", "activation computed again", "gradient", "workspace", or a part of the resident bytes.
+        kind: "activation", "activation computed again", "activation copied back", "gradient", "workspace", or a part of
+            the resident bytes.
         size_bytes: its own memory. The sizes of a step add up to the step's predicted peak.
         name: name of the tensor; of the running node, for its workspace.
         op: the operation that computes it.

@@ -74,11 +74,11 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     yield from _describe_offloading(view)
     if view.schedule.fetches:
-        share = view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1
         again = f"{num_again:,} of {len(view.graph.nodes):,} nodes" if num_again else nothing
         are = "are" if num_again > 1 else "is"
-        yield f"{again} {are} computed again. All in all, the step takes {format_small(share)} longer (predicted)."
-        yield from (describe_pattern(one, share) for one in view.patterns)
+        longer = format_small(view.overhead)
+        yield f"{again} {are} computed again. All in all, the step takes {longer} longer (predicted)."
+        yield from (describe_pattern(one, view.overhead) for one in view.patterns)
         return
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
@@ -86,22 +86,29 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         yield f"{nothing} is computed again{why}."
         yield from (describe_pattern(one, 0.0) for one in view.patterns)
         return
-    overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
+    recomputation = format_small(view.overhead - view.state_share)
     yield (
         f"{num_again:,} of {len(view.graph.nodes):,} nodes {'is' if num_again == 1 else 'are'} computed again, which "
-        f"costs {overhead} of the stock step's time (predicted)."
+        f"costs {recomputation} of the stock step's time (predicted)."
     )
     if view.solution is not None:
         yield _judge(view.solution)
-    share = view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1
-    yield from (describe_pattern(one, share) for one in view.patterns)
+    yield from (describe_pattern(one, view.overhead) for one in view.patterns)
     loss_limit = explain_loss_limit(view.graph, view.origins)
     if loss_limit:
         yield loss_limit
 
 
 def _describe_offloading(view: PlanView) -> Iterator[str]:
-    """Yields a sentence about the offloaded values, or that there are none although offloading is allowed."""
+    """Yields a sentence about the state in a file, and one about the offloaded values.
+
+    If nothing is offloaded although offloading is allowed, it yields a sentence about that.
+    """
+    if view.in_file_bytes:
+        yield (
+            f"{format_bytes(view.in_file_bytes)} of optimizer state and frozen weights are in a file. To read and "
+            f"write them costs {format_small(view.state_share)} of the stock step's time (predicted)."
+        )
     offloaded = list_offloaded(view)
     if offloaded:
         size_bytes = sum(one.size_bytes for one in offloaded)
@@ -113,7 +120,7 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
             f"value{'' if len(offloaded) == 1 else 's'} out of memory and {back}, {hidden} of it beside the "
             "computation (predicted)."
         )
-    elif any(value.fetch_cost is not None for value in view.graph.values):
+    elif not view.in_file_bytes and any(value.fetch_cost is not None for value in view.graph.values):
         yield "Nothing is offloaded: no schedule that copies values was found to take less time."
 
 
@@ -176,6 +183,8 @@ def _tabulate_kinds(view: PlanView) -> str:
         for name in stock
         if stock[name] or rematerialized[name]
     ]
+    if view.in_file_bytes:
+        rows.append(("state now in a file", format_bytes(view.in_file_bytes), format_bytes(0)))
     rows.append(("all, predicted", *map(format_bytes, view.predicted)))
     if view.measured:
         rows.append((f"all, {view.how}", *map(format_bytes, view.measured)))

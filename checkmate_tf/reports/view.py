@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from checkmate_tf.measurement.difference import UpdateDifference
 
 # The kinds of values, by their names in reports. The kind of a copy is an index into this.
-KINDS = ("activations", "activations computed again", "gradients")
+KINDS = ("activations", "activations computed again", "activations copied back", "gradients")
 WORKSPACE = "workspace"
 
 
@@ -41,6 +41,8 @@ class PlanView:
         chunks: the parts that are computed in chunks of rows.
         margin_bytes: bytes that were subtracted from the requested budget.
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
+        in_file_bytes: optimizer state and frozen weights in a file.
+        state_cost: the cost of reading and writing these.
     """
 
     name: str
@@ -59,6 +61,8 @@ class PlanView:
     chunks: "tuple[Chunks, ...]" = ()
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0
+    in_file_bytes: int = 0
+    state_cost: int = 0
 
     @cached_property
     def stock(self) -> "Timeline":
@@ -75,6 +79,16 @@ class PlanView:
         """Returns the predicted peaks of the stock and of the rematerialized step, in bytes."""
         stock_bytes = self.stock_peak_bytes or self.stock.simulation.peak_bytes
         return stock_bytes, self.rematerialized.simulation.peak_bytes
+
+    @property
+    def state_share(self) -> float:
+        """Returns `state_cost` divided by the stock step's cost."""
+        return self.state_cost / max(self.graph.baseline_cost, 1)
+
+    @property
+    def overhead(self) -> float:
+        """Returns the cost of the rematerialized step divided by the stock step's cost, minus 1."""
+        return float(self.rematerialized.begin[-1]) / max(self.graph.baseline_cost, 1) - 1 + self.state_share
 
     @cached_property
     def resident_parts(self) -> dict[str, int]:
@@ -142,8 +156,8 @@ class Timeline:
         """Returns the kind of each copy of `storage`, an index into KINDS, int64 [num_copies]."""
         backward = np.array([node.is_backward for node in self.graph.nodes])
         storage = self.storage
-        again = self.is_again[storage.start] | storage.fetched
-        return np.where(backward[self.graph.arrays.producer[storage.value]], 2, again.astype(np.int64))
+        activation = np.where(storage.fetched, 2, self.is_again[storage.start].astype(np.int64))
+        return np.where(backward[self.graph.arrays.producer[storage.value]], 3, activation)
 
     @cached_property
     def bands(self) -> dict[str, np.ndarray]:

@@ -38,8 +38,12 @@ class Entry:
     def of_plan(
         model: keras.Model, part: StepPart, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None
     ) -> "Entry":
-        """Makes the entry of batches that run a planned step; `part` is the rewritten part of the step."""
+        """Makes the entry of batches that run a planned step; `part` is the rewritten part of the step.
+
+        State that the step keeps in a file is moved there now.
+        """
         function = ready.function
+        function.on_begin()
         run = _compile(model, part, spec, function) if model.jit_compile else partial(_run_flat, function)
         return Entry(spec, run, ready.planned, training_graph, {get_current_replica(): function})
 
@@ -65,6 +69,7 @@ def _compile(model: keras.Model, part: StepPart, spec: BatchSpec, function: Emit
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
+    function.on_begin()
     logs = function.function(*flatten_batch(batch))
     function.on_end()
     return logs

@@ -150,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "graph/writer",
-        "ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))",
+        "ControlEdges(copies, schedule.order, begins)",
         'ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, "chain"))',
         "no two nodes would run side by side",
     ),

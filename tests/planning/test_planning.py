@@ -66,6 +66,11 @@ class ChainStep:
     device: None = None
     signature: str = "float32[1]"
     chunks: tuple[Chunks, ...] = ()
+    movable_bytes: int = 0
+    state_cost: int = 0
+
+    def move_state(self, size_bytes: int) -> "ChainStep":
+        return self
 
     def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self

@@ -14,7 +14,7 @@ from checkmate_tf.origins import guess_origins
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.records import list_kinds, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import shorten, summarize
-from checkmate_tf.reports.view import PlanView, Timeline
+from checkmate_tf.reports.view import KINDS, PlanView, Timeline
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from tests.graphs import graph_of, graphs, schedules, training_chain
@@ -94,7 +94,7 @@ def test_fetches_cost_and_are_no_first_copies() -> None:
     # a is out at 6, five after it was computed; c waits for that, and three more for the copy back.
     assert np.diff(timeline.begin).tolist() == [1, 1, 8]
     assert timeline.readers == ((1,), (2,), ())
-    assert timeline.kind[timeline.storage.fetched].tolist() == [1]
+    assert timeline.kind[timeline.storage.fetched].tolist() == [KINDS.index("activations copied back")]
 
 
 def test_a_summary_has_the_plans_numbers() -> None:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import checkmate_tf
-from checkmate_tf.errors import BudgetError, OffloadError, PlanError, ProfileError, SolverError, UnsupportedModelError
+from checkmate_tf.errors import (
+    BudgetError,
+    InfeasibleBudgetError,
+    OffloadError,
+    PlanError,
+    ProfileError,
+    SolverError,
+    UnsupportedModelError,
+)
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.planning.options import Options
 
 _BATCH_SIZE = 4
@@ -32,8 +41,8 @@ def make_model():
 
 def offload(model, directory, *, budget="50%", **arguments):
     options = Options(offload=f"file:{directory}", bandwidth=_BANDWIDTH, costs="roofline")
-    quick = {"options": options, "measure": False, "progress": False, "time_limit_s": 3}
-    return checkmate_tf.rematerialize(model, data=make_batch(), budget=budget, **(quick | arguments))
+    quick = {"data": make_batch(), "options": options, "measure": False, "progress": False, "time_limit_s": 3}
+    return checkmate_tf.rematerialize(model, budget=budget, **(quick | arguments))
 
 
 def test_training_ends_with_the_numbers_of_the_stock_step(tmp_path):
@@ -153,3 +162,86 @@ def test_what_cannot_offload_says_so(tmp_path):
                 **({"budget": "1GiB"} if function is checkmate_tf.max_batch_size else {"batch_size": 2}),
                 options=Options(offload="file:."),
             )
+
+
+def make_wide_model(optimizer="adam"):
+    """Most of its memory is optimizer state; the second layer is frozen."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(512, activation="relu") for _ in range(4)]
+    layers[1].trainable = False
+    model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+def make_wide_batch():
+    return np.random.default_rng(0).random((16, 512), dtype=np.float32), np.ones((16, 1), np.float32)
+
+
+def offload_state(model, directory, **arguments):
+    """Plans for less memory than weights, gradients and optimizer state take together."""
+    given = {"data": make_wide_batch(), "budget": "65%"}
+    return offload(model, directory, **(given | arguments))
+
+
+def check_equal(model, stock):
+    pairs = zip(model.variables + model.optimizer.variables, stock.variables + stock.optimizer.variables, strict=True)
+    for mine, theirs in pairs:
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy(), err_msg=mine.path)
+
+
+def test_optimizer_state_and_frozen_weights_leave_memory(tmp_path):
+    model, stock = make_wide_model(), make_wide_model()
+    with pytest.raises(InfeasibleBudgetError):
+        offload_state(make_wide_model(), tmp_path, options=Options(costs="roofline"))
+    plan = offload_state(model, tmp_path)
+    assert plan.resident.in_file >= 4 << 20
+    assert f"{plan.resident.in_file >> 20}.00 MiB of optimizer state and frozen weights are in a file" in plan.summary()
+    assert plan.overhead > 0
+    for step in range(6):
+        if step == 3:  # The user's own assignments count, and the variables return to the file.
+            for each in (model, stock):
+                each.layers[1].set_weights([np.ones((512, 512), np.float32), np.zeros(512, np.float32)])
+                each.optimizer.variables[3].assign(0.01 * np.ones(each.optimizer.variables[3].shape, np.float32))
+        assert model.train_on_batch(*make_wide_batch()) == stock.train_on_batch(*make_wide_batch())
+        check_equal(model, stock)
+    model.predict(make_wide_batch()[0], verbose=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_steps_of_several_shapes_move_the_state_in_turn(tmp_path):
+    """Lion reads its state after it has computed the next one."""
+    model, stock = make_wide_model("lion"), make_wide_model("lion")
+    x, y = make_wide_batch()
+    for size in (16, 5):
+        plan = offload_state(model, tmp_path, data=(x[:size], y[:size]), budget="80%")
+        assert plan.resident.in_file
+    for size in (16, 5, 16):
+        assert model.train_on_batch(x[:size], y[:size]) == stock.train_on_batch(x[:size], y[:size])
+    check_equal(model, stock)
+
+
+def test_a_plan_file_moves_the_state_again(tmp_path):
+    plan = offload_state(make_wide_model(), tmp_path)
+    plan.save(tmp_path / "plan.json")
+    model, stock = make_wide_model(), make_wide_model()
+    with pytest.raises(PlanError, match="name their place"):
+        checkmate_tf.rematerialize(model, plan=tmp_path / "plan.json", data=make_wide_batch(), measure=False)
+    loaded = offload_state(model, tmp_path, budget="auto", plan=tmp_path / "plan.json")
+    assert (loaded.resident, loaded.overhead) == (plan.resident, plan.overhead)
+    assert model.train_on_batch(*make_wide_batch()) == stock.train_on_batch(*make_wide_batch())
+
+
+@pytest.mark.measures_memory
+def test_state_in_a_file_takes_no_memory_of_the_allocator(tmp_path):
+    model = make_wide_model()
+    plan = offload_state(model, tmp_path, measure=True)
+    assert plan.resident.in_file
+    assert plan.measured_peak_bytes <= plan.budget_bytes < 0.7 * plan.stock_peak_bytes
+    bytes_before = count_bytes_in_use()
+    for _ in range(3):
+        model.train_on_batch(*make_wide_batch())
+        assert count_bytes_in_use() <= bytes_before + (1 << 20)
+    model.optimizer.variables[2].assign(np.zeros(model.optimizer.variables[2].shape, np.float32))
+    model.train_on_batch(*make_wide_batch())
+    assert count_bytes_in_use() <= bytes_before + (1 << 20)

@@ -16,12 +16,14 @@ class EmittedFunction:
         function: has the arguments and results of the source function; the source itself if nothing was rewritten.
         copied_ops_per_node: node index -> number of operations computed again, for the nodes that repeat.
         num_control_edges: control edges that were added to keep the order.
+        on_begin: called before each step.
         on_end: called after each step; raises OffloadError if a value could not be copied out of memory.
     """
 
     function: tf.types.experimental.ConcreteFunction
     copied_ops_per_node: dict[int, int] = field(default_factory=dict)
     num_control_edges: int = 0
+    on_begin: Callable[[], None] = lambda: None
     on_end: Callable[[], None] = lambda: None
 
     @property
@@ -41,10 +43,12 @@ class EmittedFunction:
         the function. If an operation needs a result at compile time, such as the size of an embedding's gradient, the
         step would otherwise be compiled again whenever a variable changes.
         """
-        results = self.function(*args, **kwargs)
         if tf.executing_eagerly():
+            self.on_begin()
+            results = self.function(*args, **kwargs)
             self.on_end()
             return results
+        results = self.function(*args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=True)
         traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)
         known = [None if tensor is None else tf.get_static_value(tensor) for tensor in traced]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -9,6 +10,8 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import EmissionError, ProfileError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.movable_state import find_movable
+from checkmate_tf.executors.graph.moved_state import MovedState
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import Chunks, HostMemory, OffloadFolder, ResidentBytes
@@ -45,6 +48,7 @@ class GraphStep:
         chunks: the parts that the training graph computes in chunks of rows.
         folder: the folder to which values may be copied; None if all stay in memory.
         transfer_costs: the costs of these copies.
+        state: the variables in a file in that folder; None if all are in memory.
     """
 
     training_graph: TrainingGraph
@@ -60,6 +64,7 @@ class GraphStep:
     chunks: tuple[Chunks, ...] = ()
     folder: OffloadFolder | None = None
     transfer_costs: TransferCosts | None = None
+    state: MovedState | None = None
 
     @staticmethod
     def of(
@@ -103,6 +108,7 @@ class GraphStep:
         return self.training_graph.graph
 
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "GraphStep":
+        assert self.state is None
         step = GraphStep.of(
             function,
             name=self.graph.name,
@@ -139,13 +145,14 @@ class GraphStep:
         return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
-        costed = cost_training_graph(self.training_graph, costs, on_node=on_node)
+        training_graph = self.training_graph if self.state is None else self.state.drop_pages(self.training_graph)
+        costed = cost_training_graph(training_graph, costs, on_node=on_node)
         if self.folder is not None and costed.graph.cost_unit != "ns":
             raise ProfileError(
                 f"to offload, costs must be times, and those of {self.graph.name!r} are in {costed.graph.cost_unit!r}: "
                 'use costs="measured" or "roofline"'
             )
-        return replace(self, training_graph=costed)
+        return replace(self, training_graph=costed if self.state is None else self.state.add_pages(costed))
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "GraphStep":
         assert isinstance(place, OffloadFolder)  # Only steps that XLA compiles offload to host memory.
@@ -153,12 +160,30 @@ class GraphStep:
         costed = add_transfer_costs(self.training_graph, costs)
         return replace(self, training_graph=costed, folder=place, transfer_costs=costs)
 
+    @property
+    def movable_bytes(self) -> int:
+        return 0 if self.folder is None else sum(one.size_bytes for one in find_movable(self.training_graph))
+
+    @property
+    def state_cost(self) -> int:
+        return 0 if self.state is None else self.state.cost_ns
+
+    def move_state(self, size_bytes: int) -> "GraphStep":
+        assert self.state is None
+        if not size_bytes or self.folder is None or self.transfer_costs is None:
+            return self
+        state = MovedState.of(self.training_graph, self.folder.path, self.transfer_costs, size_bytes)
+        resident = state.take_from(self.resident)
+        graph = replace(self.graph, resident_bytes=resident.total)
+        moved = state.add_pages(replace(self.training_graph, graph=graph))
+        return replace(self, training_graph=moved, resident=resident, state=state)
+
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         directory = None if self.folder is None else self.folder.path
-        return emit(self.training_graph, schedule, ordering=ordering, directory=directory)
+        return emit(self.training_graph, schedule, ordering=ordering, directory=directory, state=self.state)
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
@@ -167,6 +192,11 @@ class GraphStep:
             return None
         variables = function.function.graph.variables
         ends: list[StepEnd] = []
+
+        def move_state() -> Sequence[Any]:
+            function.on_begin()
+            return () if self.state is None or function is self.stock else self.state.file.variables
+
         try:
             run = run_steps(
                 function.function,
@@ -174,6 +204,7 @@ class GraphStep:
                 resident_bytes=self.resident.total,
                 predicted_bytes=predicted_bytes,
                 budget_bytes=budget_bytes,
+                on_begin=move_state,
                 on_first=lambda before, results: ends.append(StepEnd.of(variables, before, results)),
             )
         except tf.errors.InvalidArgumentError as error:

@@ -13,7 +13,7 @@ from checkmate_tf.executors.step import OffloadFolder
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 # TensorFlow's allocator on the CPU does not count smaller tensors, and a call of Python takes longer than their copy.
-_LEAST_BYTES = 256 << 10
+LEAST_BYTES = 256 << 10
 _MEASURED_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _NUM_PASSES = 3
@@ -69,7 +69,7 @@ def add_transfer_costs(training_graph: TrainingGraph, costs: TransferCosts) -> T
     values = list(training_graph.graph.values)
     for number, value in enumerate(values):
         size_bytes = value.size_bytes
-        if size_bytes >= _LEAST_BYTES and _is_plain(training_graph, number):
+        if size_bytes >= LEAST_BYTES and _is_plain(training_graph, number):
             out_ns, back_ns = costs.find_offload_ns(size_bytes), costs.find_fetch_ns(size_bytes)
             values[number] = replace(value, offload_cost=out_ns, fetch_cost=back_ns)
     return replace(training_graph, graph=replace(training_graph.graph, values=tuple(values)))

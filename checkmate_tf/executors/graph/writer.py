@@ -11,6 +11,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
+from checkmate_tf.executors.graph.moved_state import MovedState, PageReleases
 from checkmate_tf.executors.graph.offloads import Offloads
 from checkmate_tf.executors.graph.sums import split_sums
 from checkmate_tf.rewriting.body import build_function
@@ -31,22 +32,30 @@ def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
 
 
 def emit(
-    training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap", directory: str | None = None
+    training_graph: TrainingGraph,
+    schedule: Schedule,
+    *,
+    ordering: Ordering = "overlap",
+    directory: str | None = None,
+    state: MovedState | None = None,
 ) -> EmittedFunction:
     """Writes a step that computes the nodes of `training_graph` in the order of `schedule`.
 
     Args:
         schedule: a schedule from `arrange`, or one that repeats no call that reads variables.
         directory: the directory of the file with offloaded values.
+        state: the variables that the step uses in a file; nodes then run one by one.
 
     Raises EmissionError if the schedule does not compute the graph, or if TensorFlow refuses the step.
     """
     awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
     check_emitted(training_graph.graph, schedule, awaited)
     copies = Copies(training_graph)
-    policy = ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))
+    begins = find_begins(training_graph, schedule, "chain" if state else ordering)
+    policy = ControlEdges(copies, schedule.order, begins)
     writer = NodeWriter(copies, policy)
     offloads = Offloads(copies, policy, schedule, directory)
+    releases = PageReleases(copies, policy, state)
     num_copied_ops: dict[int, int] = {}
     for position, node in enumerate(schedule.order):
         is_repeat = writer.num_written[node] > 0
@@ -56,6 +65,7 @@ def emit(
         copies.name_of.update(fresh)
         policy.end_position(position, fresh)
         offloads.write_offloads(position)
+        releases.write(position, node)
         if is_repeat:
             num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
     policy.finish()
@@ -64,11 +74,18 @@ def emit(
         for definition in copies.written:
             keep_layout(definition)
     graph_def = split_sums(copies.graph_def(), copies.sum_shapes)
+    updates = state.write_updates(graph_def) if state else []
     _check_acyclic(graph_def)
-    function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
-    hold(function.graph, offloads.calls)
-    on_end = (lambda: None) if offloads.file is None else offloads.file.check
-    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges, on_end)
+    controls = [*copies.control_outputs(), *releases.names]
+    function = build_function(training_graph.function, graph_def, outputs, controls)
+    hold(function.graph, [*offloads.calls, *releases.calls, *updates])
+    return EmittedFunction(
+        function,
+        dict(sorted(num_copied_ops.items())),
+        policy.num_control_edges,
+        on_begin=state.file.move_in if state else lambda: None,
+        on_end=offloads.file.check if offloads.file else lambda: None,
+    )
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:

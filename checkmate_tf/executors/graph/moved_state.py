@@ -1,0 +1,149 @@
+"""Keeps optimizer state and frozen weights of a step in a file, as many as a plan asks for.
+
+Such a variable takes no memory of the device. Beside an operation that uses it, its pages are in the process.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.executors.emission.copies import Copies
+from checkmate_tf.executors.graph.control_edges import ControlEdges
+from checkmate_tf.executors.graph.movable_state import MovableVariable, find_movable
+from checkmate_tf.executors.graph.state_file import UPDATES, InPlaceUpdate, StateFile
+from checkmate_tf.executors.graph.transfer_costs import TransferCosts
+from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.tf_private import register_call
+from checkmate_tf.tracing.extraction import TrainingGraph
+
+_SCOPE = "checkmate"
+_HOST = "/device:CPU:0"
+
+
+@dataclass(frozen=True)
+class MovedState:
+    """The variables that a step uses in a file.
+
+    Args:
+        directory: the directory of the file.
+        costs: the costs of copies to that directory.
+    """
+
+    directory: str
+    moved: tuple[MovableVariable, ...]
+    costs: TransferCosts
+
+    @staticmethod
+    def of(training_graph: TrainingGraph, directory: str, costs: TransferCosts, size_bytes: int) -> "MovedState":
+        """Chooses the largest variables, of at least so many bytes together."""
+        movable = find_movable(training_graph)
+        sums = accumulate((one.size_bytes for one in movable), initial=0)
+        return MovedState(
+            directory, tuple(one for one, before in zip(movable, sums, strict=False) if before < size_bytes), costs
+        )
+
+    @cached_property
+    def file(self) -> StateFile:
+        """Makes the file. Raises OffloadError if that fails."""
+        return StateFile(self.directory, [one.variable for one in self.moved])
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes for one in self.moved)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Returns the bytes of the variables that the step does not change."""
+        return sum(one.size_bytes for one in self.moved if not one.writes)
+
+    @property
+    def cost_ns(self) -> int:
+        """Returns the time to read the variables from the file, and to write those that the step changes."""
+        total = 0
+        for one in self.moved:
+            reads = 1 if one.writes else len(one.nodes)
+            total += reads * self.costs.find_fetch_ns(one.size_bytes)
+            total += len(one.writes) * self.costs.find_offload_ns(one.size_bytes)
+        return total
+
+    def take_from(self, resident: ResidentBytes) -> ResidentBytes:
+        """Returns the resident bytes without the variables."""
+        from_optimizer = min(self.size_bytes - self.frozen_bytes, resident.optimizer)
+        return replace(
+            resident,
+            parameters=resident.parameters - self.frozen_bytes,
+            optimizer=resident.optimizer - from_optimizer,
+            other_state=resident.other_state - (self.size_bytes - self.frozen_bytes - from_optimizer),
+            in_file=self.size_bytes,
+        )
+
+    def add_pages(self, training_graph: TrainingGraph) -> TrainingGraph:
+        """Returns the graph with the pages of the variables in the workspace of the nodes that use them."""
+        return _change_workspace(training_graph, self.moved, 1)
+
+    def drop_pages(self, training_graph: TrainingGraph) -> TrainingGraph:
+        """Returns the graph as it was before `add_pages`."""
+        return _change_workspace(training_graph, self.moved, -1)
+
+    def write_updates(self, graph_def: GraphDef) -> list[Any]:
+        """Makes the assignments of a rewritten step change the variables in place. Returns the calls of Python."""
+        calls = []
+        waits = {name: old for one in self.moved for name, old in one.writes.items()}
+        for definition in [one for one in graph_def.node if one.name in waits]:
+            call = InPlaceUpdate(UPDATES[definition.op])
+            calls.append(call)
+            handle, value, *controls = definition.input
+            controls += [f"^{name}" for name in waits[definition.name] if f"^{name}" not in controls]
+            dtype = definition.attr["dtype"].type
+            target = NodeDef(name=f"{definition.name}/target", op="ReadVariableOp", input=[handle, *controls])
+            target.attr["dtype"].type = dtype
+            graph_def.node.append(target)
+            written = _make_call(definition.name, call, [f"{target.name}:0", value, *controls])
+            written.attr["Tin"].list.type.extend([dtype, dtype])
+            definition.CopyFrom(written)
+        return calls
+
+
+def _change_workspace(training_graph: TrainingGraph, moved: Sequence[MovableVariable], sign: int) -> TrainingGraph:
+    nodes = list(training_graph.graph.nodes)
+    for one in moved:
+        for number in one.nodes:
+            workspace_bytes = nodes[number].workspace_bytes + sign * one.size_bytes
+            nodes[number] = replace(nodes[number], workspace_bytes=workspace_bytes)
+    return replace(training_graph, graph=replace(training_graph.graph, nodes=tuple(nodes)))
+
+
+class PageReleases:
+    """Writes the releases of the variables' pages, behind the nodes that use them."""
+
+    def __init__(self, copies: Copies, policy: ControlEdges, state: MovedState | None):
+        self.copies = copies
+        self.policy = policy
+        self.names: list[str] = []
+        self.calls: list[Any] = []
+        self.releases = defaultdict(list)
+        for one, release in zip(state.moved, state.file.releases, strict=True) if state else ():
+            for node in one.nodes:
+                self.releases[node].append(release)
+
+    def write(self, position: int, node: int) -> None:
+        """Releases the pages of a position's node, once it has run."""
+        for release in self.releases.get(node, ()):
+            name = f"{_SCOPE}/release_{len(self.names)}"
+            self.copies.written.append(_make_call(name, release, self.policy.wait_for_all(position + 1)))
+            self.names.append(name)
+            self.calls.append(release)
+
+
+def _make_call(name: str, call: Any, inputs: list[str]) -> NodeDef:
+    definition = NodeDef(name=name, op="PyFunc", device=_HOST, input=inputs)
+    definition.attr["token"].s = register_call(call).encode()
+    definition.attr["Tin"].list.SetInParent()
+    definition.attr["Tout"].list.SetInParent()
+    return definition
