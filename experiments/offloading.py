@@ -31,7 +31,7 @@ COLUMNS = (
     "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
 )  # fmt: skip
 _BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
-_MOVED = 0.8  # of the optimizer's state, for models with state
+_MOVED = 0.7  # of the optimizer's state, for models with state
 _SEED = 1
 _STEPS = {"quick": 1000}
 _FEW_STEPS = 4

@@ -10,6 +10,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
 
 _GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def optimize_for_gpu(
@@ -17,11 +18,15 @@ def optimize_for_gpu(
     *,
     memory_bytes: int = 80 << 30,
     passes: tuple[str, ...] = (),
+    keep_hosts: bool = False,
 ) -> GraphDef:
-    """Runs grappler, or some of its passes, on a function whose operations are all on an H100 of so much memory."""
+    """Runs grappler, or some of its passes, on a function whose operations are all on an H100 of so much memory.
+
+    With `keep_hosts`, operations that are placed on the host stay there.
+    """
     graph_def = function.graph.as_graph_def()
     for node in graph_def.node:
-        node.device = _GPU
+        node.device = _HOST if keep_hosts and node.device.endswith("CPU:0") else _GPU
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(graph_def, name="")
     meta_graph = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
@@ -30,7 +35,10 @@ def optimize_for_gpu(
     config = ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
     config.graph_options.rewrite_options.optimizers.extend(passes)
-    cluster = Cluster(devices=[_describe_gpu(memory_bytes)])
+    hosts = [NamedDevice(name=_HOST)] if keep_hosts else []
+    for host in hosts:
+        host.properties.type = "CPU"
+    cluster = Cluster(devices=[_describe_gpu(memory_bytes), *hosts])
     return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=cluster)
 
 

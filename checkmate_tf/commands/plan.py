@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--offload",
         metavar="PLACE",
         help="file:DIRECTORY: copy values to a file in a directory and back, if that costs less than computing them "
-        "again; host: with --device, copy them to host memory",
+        "again; host: copy them from a GPU to host memory",
     )
     parser.add_argument(
         "--bandwidth", metavar="BYTES", help='bytes per second of these copies, such as "2GiB" (default: measured)'

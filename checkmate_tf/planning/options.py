@@ -59,8 +59,8 @@ class Options:
             layers or names of operations, or is a function of a `Node` that returns whether it matches.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
         offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, if that costs
-            less than computing them again. "host", for plans with `device`, copies them to host memory. None keeps all
-            values in the device's memory.
+            less than computing them again. "host" copies them from a GPU to host memory: in steps of the graph executor
+            on this machine, or in plans with `device`. None keeps all values in the device's memory.
         bandwidth: bytes per second of copies to the directory, or to host memory, in either direction, such as "2GiB".
             None measures it, or takes the rate of the device's bus.
         device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles
@@ -136,12 +136,6 @@ class Options:
         if self.offload is None:
             return None
         if self.offload == "host":
-            if self.device is None:
-                raise OffloadError(
-                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and on a '
-                    "GPU, TensorFlow allocates buffers on the GPU even if XLA places them in host memory; copy values "
-                    'to a file with offload="file:DIRECTORY"'
-                )
             return HostMemory(rate)
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
             raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY", "host" or None')

@@ -130,7 +130,6 @@ def test_a_model_that_is_compiled_again_follows_its_plan(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"offload": "host"}, OffloadError, "share one memory"),
         ({"offload": "disk"}, OffloadError, "file:DIRECTORY"),
         ({"offload": "file:"}, OffloadError, "file:DIRECTORY"),
         ({"offload": "file:/", "bandwidth": "50%"}, BudgetError, "bytes in a second"),

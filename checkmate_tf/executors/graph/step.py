@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import EmissionError, ProfileError
+from checkmate_tf.errors import EmissionError, ProfileError, UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.movable_state import find_movable
@@ -46,9 +46,9 @@ class GraphStep:
         reference: the results of the stock step when it was measured, for comparison with rewritten steps.
         is_made_up: the arguments are zeros instead of data.
         chunks: the parts that the training graph computes in chunks of rows.
-        folder: the folder to which values may be copied; None if all stay in memory.
+        place: the place to which values may be copied; None if all stay in memory.
         transfer_costs: the costs of these copies.
-        state: the variables in a file in that folder; None if all are in memory.
+        state: the variables in a file there; None if all are in memory.
     """
 
     training_graph: TrainingGraph
@@ -62,7 +62,7 @@ class GraphStep:
     device: DeviceFigures | None = None
     is_made_up: bool = False
     chunks: tuple[Chunks, ...] = ()
-    folder: OffloadFolder | None = None
+    place: OffloadFolder | HostMemory | None = None
     transfer_costs: TransferCosts | None = None
     state: MovedState | None = None
 
@@ -124,7 +124,7 @@ class GraphStep:
         return replace(
             step,
             training_graph=chunked_graph,
-            folder=self.folder,
+            place=self.place,
             transfer_costs=self.transfer_costs,
             stock=self.stock,
             reference=self.reference,
@@ -147,7 +147,7 @@ class GraphStep:
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
         training_graph = self.training_graph if self.state is None else self.state.drop_pages(self.training_graph)
         costed = cost_training_graph(training_graph, costs, on_node=on_node)
-        if self.folder is not None and costed.graph.cost_unit != "ns":
+        if self.place is not None and costed.graph.cost_unit != "ns":
             raise ProfileError(
                 f"to offload, costs must be times, and those of {self.graph.name!r} are in {costed.graph.cost_unit!r}: "
                 'use costs="measured" or "roofline"'
@@ -155,14 +155,20 @@ class GraphStep:
         return replace(self, training_graph=costed if self.state is None else self.state.add_pages(costed))
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "GraphStep":
-        assert isinstance(place, OffloadFolder)  # Only steps that XLA compiles offload to host memory.
+        if isinstance(place, HostMemory) and find_default_device().startswith("CPU"):
+            raise UnsupportedModelError(
+                f"the step of {self.graph.name!r} runs on a CPU, where host and device share one memory: copy values "
+                'to a file with offload="file:DIRECTORY", or leave offload out'
+            )
         costs = measure_transfers(place)
         costed = add_transfer_costs(self.training_graph, costs)
-        return replace(self, training_graph=costed, folder=place, transfer_costs=costs)
+        return replace(self, training_graph=costed, place=place, transfer_costs=costs)
 
     @property
     def movable_bytes(self) -> int:
-        return 0 if self.folder is None else sum(one.size_bytes for one in find_movable(self.training_graph))
+        if not isinstance(self.place, OffloadFolder):
+            return 0
+        return sum(one.size_bytes for one in find_movable(self.training_graph))
 
     @property
     def state_cost(self) -> int:
@@ -170,9 +176,9 @@ class GraphStep:
 
     def move_state(self, size_bytes: int) -> "GraphStep":
         assert self.state is None
-        if not size_bytes or self.folder is None or self.transfer_costs is None:
+        if not size_bytes or not isinstance(self.place, OffloadFolder) or self.transfer_costs is None:
             return self
-        state = MovedState.of(self.training_graph, self.folder.path, self.transfer_costs, size_bytes)
+        state = MovedState.of(self.training_graph, self.place.path, self.transfer_costs, size_bytes)
         resident = state.take_from(self.resident)
         graph = replace(self.graph, resident_bytes=resident.total)
         moved = state.add_pages(replace(self.training_graph, graph=graph))
@@ -182,8 +188,7 @@ class GraphStep:
         return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        directory = None if self.folder is None else self.folder.path
-        return emit(self.training_graph, schedule, ordering=ordering, directory=directory, state=self.state)
+        return emit(self.training_graph, schedule, ordering=ordering, place=self.place, state=self.state)
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None

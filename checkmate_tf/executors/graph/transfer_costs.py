@@ -1,15 +1,16 @@
-"""Measures the cost of copying values to a file and back, and adds it to the values that may be copied."""
+"""Measures the cost of copying values to a file or to host memory and back, and adds it to the values to be copied."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.executors.graph.transfer_file import TransferFile
-from checkmate_tf.executors.step import OffloadFolder
+from checkmate_tf.executors.step import HostMemory, OffloadFolder
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 # TensorFlow's allocator on the CPU does not count smaller tensors, and a call of Python takes longer than their copy.
@@ -17,51 +18,76 @@ LEAST_BYTES = 256 << 10
 _MEASURED_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _NUM_PASSES = 3
-# The time to call Python from a step, not counting the copy.
+# The time to call Python from a step, and to start a copy between a GPU and the host, not counting the copy.
 _CALL_NS = 100_000
+_START_NS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """The rates at which values are copied out of memory and back."""
+    """The rates at which values are copied out of memory and back, and the time before a copy begins."""
 
     out_bytes_per_s: float
     back_bytes_per_s: float
+    start_ns: int = _CALL_NS
 
     def find_offload_ns(self, size_bytes: int) -> int:
         """Returns the time of a copy out."""
-        return _CALL_NS + round(1e9 * size_bytes / self.out_bytes_per_s)
+        return self.start_ns + round(1e9 * size_bytes / self.out_bytes_per_s)
 
     def find_fetch_ns(self, size_bytes: int) -> int:
         """Returns the time of a copy back."""
-        return _CALL_NS + round(1e9 * size_bytes / self.back_bytes_per_s)
+        return self.start_ns + round(1e9 * size_bytes / self.back_bytes_per_s)
 
 
 @cache
-def measure_transfers(folder: OffloadFolder) -> TransferCosts:
-    """Measures the rates of a folder, once in a process, unless the folder has a given rate.
+def measure_transfers(place: OffloadFolder | HostMemory) -> TransferCosts:
+    """Measures the rates of a place, once in a process, unless it has a given rate.
 
-    Raises OffloadError if the folder cannot be written.
+    Raises OffloadError if a folder cannot be written.
     """
-    if folder.bytes_per_s is not None:
-        return TransferCosts(folder.bytes_per_s, folder.bytes_per_s)
-    file = TransferFile(folder.path, _MEASURED_BYTES)
+    start_ns = _CALL_NS if isinstance(place, OffloadFolder) else _START_NS
+    if place.bytes_per_s is not None:
+        return TransferCosts(place.bytes_per_s, place.bytes_per_s, start_ns)
+    copy_out, copy_back = (
+        _prepare_file(place.path) if isinstance(place, OffloadFolder) else _prepare_host(find_default_device())
+    )
+    return TransferCosts(_measure_rate(copy_out), _measure_rate(copy_back), start_ns)
+
+
+def _measure_rate(copy: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(_NUM_PASSES):
+        began = time.perf_counter()
+        copy()
+        times_s.append(time.perf_counter() - began)
+    return _MEASURED_BYTES / min(times_s)
+
+
+def _prepare_file(directory: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    file = TransferFile(directory, _MEASURED_BYTES)
     piece = np.ones(_PIECE_BYTES, dtype=np.uint8)
-    rates = []
-    for make in (file.make_offload, file.make_fetch):
-        times_s = []
-        for _ in range(_NUM_PASSES):
-            began = time.perf_counter()
-            for offset in range(0, _MEASURED_BYTES, _PIECE_BYTES):
-                _run(make, offset, piece)
-            times_s.append(time.perf_counter() - began)
+
+    def run(make: Callable[[int], Callable[[np.ndarray], object]]) -> None:
+        for offset in range(0, _MEASURED_BYTES, _PIECE_BYTES):
+            make(offset)(piece)
         file.check()
-        rates.append(_MEASURED_BYTES / min(times_s))
-    return TransferCosts(*rates)
+
+    return partial(run, file.make_offload), partial(run, file.make_fetch)
 
 
-def _run(make: Callable[[int], Callable[[np.ndarray], object]], offset_bytes: int, piece: np.ndarray) -> None:
-    make(offset_bytes)(piece)
+def _prepare_host(device: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    held = {}
+    for name in (device, "CPU:0"):
+        with tf.device(name):
+            held[name] = tf.ones(_MEASURED_BYTES // 4)
+
+    def run(source: str, target: str) -> None:
+        with tf.device(target):
+            tf.identity(held[source])
+        tf.test.experimental.sync_devices()
+
+    return partial(run, device, "CPU:0"), partial(run, "CPU:0", device)
 
 
 def add_transfer_costs(training_graph: TrainingGraph, costs: TransferCosts) -> TrainingGraph:

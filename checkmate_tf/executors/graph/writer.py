@@ -14,6 +14,7 @@ from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
 from checkmate_tf.executors.graph.moved_state import MovedState, PageReleases
 from checkmate_tf.executors.graph.offloads import Offloads
 from checkmate_tf.executors.graph.sums import split_sums
+from checkmate_tf.executors.step import HostMemory, OffloadFolder
 from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tf_private import hold
@@ -36,14 +37,14 @@ def emit(
     schedule: Schedule,
     *,
     ordering: Ordering = "overlap",
-    directory: str | None = None,
+    place: OffloadFolder | HostMemory | None = None,
     state: MovedState | None = None,
 ) -> EmittedFunction:
     """Writes a step that computes the nodes of `training_graph` in the order of `schedule`.
 
     Args:
         schedule: a schedule from `arrange`, or one that repeats no call that reads variables.
-        directory: the directory of the file with offloaded values.
+        place: the place to which values are offloaded.
         state: the variables that the step uses in a file; nodes then run one by one.
 
     Raises EmissionError if the schedule does not compute the graph, or if TensorFlow refuses the step.
@@ -54,7 +55,7 @@ def emit(
     begins = find_begins(training_graph, schedule, "chain" if state else ordering)
     policy = ControlEdges(copies, schedule.order, begins)
     writer = NodeWriter(copies, policy)
-    offloads = Offloads(copies, policy, schedule, directory)
+    offloads = Offloads(copies, policy, schedule, place)
     releases = PageReleases(copies, policy, state)
     num_copied_ops: dict[int, int] = {}
     for position, node in enumerate(schedule.order):
@@ -84,7 +85,7 @@ def emit(
         dict(sorted(num_copied_ops.items())),
         policy.num_control_edges,
         on_begin=state.file.move_in if state else lambda: None,
-        on_end=offloads.file.check if offloads.file else lambda: None,
+        on_end=offloads.check,
     )
 
 

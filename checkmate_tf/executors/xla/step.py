@@ -160,7 +160,11 @@ class XlaStep:
                 f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
                 "with jit_compile=False, or leave offload out"
             )
-        assert self.device is not None  # Steps for this machine's device do not offload to host memory.
+        if self.device is None:
+            raise UnsupportedModelError(
+                f"the step of {self.graph.name!r} is compiled by XLA, and TensorFlow allocates buffers on the device "
+                "even if XLA places them in host memory: compile the model with jit_compile=False, or leave offload out"
+            )
         rate = place.bytes_per_s or _BYTES_PER_GBYTE * self.device.host_gbytes_per_s
         return replace(self, host_bytes_per_s=rate)
 

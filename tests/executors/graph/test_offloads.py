@@ -14,11 +14,13 @@ import pytest
 from checkmate_tf.errors import EmissionError, OffloadError
 from checkmate_tf.executors.graph.transfer_file import TransferFile
 from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.step import HostMemory, OffloadFolder
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from experiments.training_steps import batch_of, run, trace
+from tests.gpu_graphs import optimize_for_gpu
 from tests.training_steps import conv_chain
 
 _LEAST_GAP = 4
@@ -54,7 +56,7 @@ def offload_large(traced: TrainingGraph, *, early: int = 0) -> Schedule:
 def test_numbers_are_those_of_the_stock_step(chain, tmp_path, early):
     schedule = offload_large(chain, early=early)
     assert len(schedule.fetches) >= 4
-    emitted = emit(chain, schedule, directory=str(tmp_path))
+    emitted = emit(chain, schedule, place=OffloadFolder(str(tmp_path)))
     batch = batch_of(chain.function)
     for _ in range(3):
         for found, expected in zip(run(emitted.function, batch), run(chain.function, batch), strict=True):
@@ -71,15 +73,71 @@ def test_memory_is_what_the_simulator_says(chain, tmp_path):
         for one in (make_retain_all_schedule(chain.graph), schedule)
     )
     assert peak_bytes < 0.8 * stock_bytes
-    emitted = emit(chain, schedule, directory=str(tmp_path))
+    emitted = emit(chain, schedule, place=OffloadFolder(str(tmp_path)))
     assert record_peak_bytes(emitted.function, batch, warm=True) == pytest.approx(peak_bytes, rel=0.1)
+
+
+_ON_TWO_DEVICES = """
+import numpy as np
+import tensorflow as tf
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.step import HostMemory
+from checkmate_tf.tracing.extraction import extract
+from experiments.training_steps import batch_of, run, trace
+from tests.executors.graph.test_offloads import let_offload, offload_large
+from tests.training_steps import conv_chain
+
+with tf.device("CPU:1"):
+    model = conv_chain(num_layers=8, size=64)
+    function = trace(model, batch_size=2)
+    for operation in function.graph.get_operations():
+        operation._set_device("/device:CPU:1")
+    chain = let_offload(extract(function))
+    batch = batch_of(chain.function)
+    emitted = emit(chain, offload_large(chain), place=HostMemory())
+    for _ in range(3):
+        for found, expected in zip(run(emitted.function, batch), run(chain.function, batch), strict=True):
+            np.testing.assert_array_equal(found, expected)
+print(*{node.device[-5:] for node in emitted.graph_def.node if "/fetch_" in node.name or "/offload_" in node.name})
+"""
+
+
+def test_copies_to_another_devices_memory_change_no_number():
+    done = subprocess.run([sys.executable, "-c", _ON_TWO_DEVICES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"CPU:0", "CPU:1"}
+
+
+def test_a_copy_back_from_host_memory_begins_where_the_schedule_says(chain, monkeypatch):
+    """Until then, nothing on the device holds the value, and grappler leaves it so."""
+    monkeypatch.setattr("checkmate_tf.executors.graph.offloads.find_default_device", lambda: "GPU:0")
+    schedule = offload_large(chain)
+    emitted = emit(chain, schedule, place=HostMemory())
+    optimized = optimize_for_gpu(emitted.function, keep_hosts=True)
+    nodes = {node.name: node for node in optimized.node}
+    begins = [node for name, node in nodes.items() if name.startswith("checkmate/fetch_") and name.endswith("/begin")]
+    assert len(begins) == len(schedule.fetches)
+    for begin in begins:
+        source, *waits = begin.input
+        assert "CPU:0" in begin.device
+        assert "CPU:0" in nodes[source].device
+        assert nodes[source].op == "EnsureShape"
+        assert waits, "it would begin when the copy out has ended"
+        readers = [node for node in optimized.node if source in {name.partition(":")[0] for name in node.input}]
+        assert readers == [begin]
+        (fetch,) = (node for node in optimized.node if begin.name in {name.partition(":")[0] for name in node.input})
+        assert "GPU:0" in fetch.device
 
 
 def test_a_schedule_that_fetches_needs_a_directory(chain, tmp_path):
     with pytest.raises(EmissionError, match="name their place"):
         emit(chain, offload_large(chain))
     with pytest.raises(OffloadError, match="choose another directory"):
-        emit(chain, offload_large(chain), directory=str(tmp_path / "none"))
+        emit(chain, offload_large(chain), place=OffloadFolder(str(tmp_path / "none")))
 
 
 def test_a_file_larger_than_the_disk_is_refused_before_a_step_runs(tmp_path):
