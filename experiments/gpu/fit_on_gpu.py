@@ -87,6 +87,10 @@ def _list_measurements() -> tuple[Measurement, ...]:
             for executor in _EXECUTORS
         ),
         *(
+            _train("c", f"{model} {rows} host", model, rows, offload="host", small={**small, "offload": "file:/tmp"})
+            for model, rows, small in _LARGE[:2]
+        ),
+        *(
             Measurement(
                 "c", f"peer {model} {executor}", "compare_with_peer", 150,
                 {"model": model, "executor": executor, "rows": 64},
@@ -115,10 +119,12 @@ def _train(
     executor: str = "graph",
     policy: str = "float32",
     all_budgets: bool = False,
+    offload: str | None = None,
     small: dict[str, Any],
 ) -> Measurement:
     budgets = ["60%", "40%", "80%"] if all_budgets else ["60%", "40%"]
-    point = {**_rows(model, batch_size), "budgets": budgets, "executor": executor, "policy": policy}
+    choices = {"executor": executor, "policy": policy, "offload": offload}
+    point = {**_rows(model, batch_size), "budgets": budgets, **choices}
     return Measurement(part, name, "train_within_budgets", 180, point, {**small, "budgets": ["60%"]})
 
 

@@ -148,6 +148,7 @@ def train_within_budgets(
     budgets: Sequence[str] = ("60%", "40%"),
     executor: str = "graph",
     policy: str = "float32",
+    offload: str | None = None,
 ) -> None:
     """Trains a model stock and within budgets: peaks of every step, numbers, step times in pairs, seconds of planning.
 
@@ -158,19 +159,26 @@ def train_within_budgets(
     for budget in (STOCK, *budgets):
         about = {"model": model, "batch_size": batch_size, "executor": executor, "budget": budget}
         with _tried(report, **about):
-            report(**about, **_train_within(model, batch_size, executor, policy, budget, effort))
+            report(**about, **_train_within(model, batch_size, executor, policy, budget, offload, effort))
 
 
 def _train_within(
-    name: str, batch_size: int | None, executor: str, policy: str, budget: str, effort: Effort
+    name: str,
+    batch_size: int | None,
+    executor: str,
+    policy: str,
+    budget: str,
+    offload: str | None,
+    effort: Effort,
 ) -> dict[str, Any]:
     held_bytes = count_bytes_in_use()
     model, batch = _build(name, batch_size, executor, policy)
     found: dict[str, Any] = {}
     if budget != STOCK:
         began = time.perf_counter()
+        options = checkmate_tf.Options(offload=offload)
         plan = checkmate_tf.rematerialize(
-            model, data=batch, budget=budget, time_limit_s=effort.time_limit_s, progress=False
+            model, data=batch, budget=budget, options=options, time_limit_s=effort.time_limit_s, progress=False
         )
         found = {"planning_s": time.perf_counter() - began, **_describe(plan)}
     weights = _copy_weights(model)
