@@ -172,7 +172,7 @@ def _train_within(
     effort: Effort,
 ) -> dict[str, Any]:
     held_bytes = count_bytes_in_use()
-    model, batch = _build(name, batch_size, executor, policy)
+    model, batch = build_model(name, batch_size, executor, policy)
     found: dict[str, Any] = {}
     if budget != STOCK:
         began = time.perf_counter()
@@ -184,7 +184,7 @@ def _train_within(
     weights = _copy_weights(model)
     found |= _measure_peaks(model, batch, held_bytes, effort.steps)
     trained = _copy_weights(model)
-    stock, _ = _build(name, batch_size, executor, policy)
+    stock, _ = build_model(name, batch_size, executor, policy)
     for variable, value in zip(stock.variables, weights, strict=True):
         variable.assign(value)
     _train_steps(stock, batch, effort.steps)
@@ -231,7 +231,7 @@ def predict_and_measure(report: Report, effort: Effort, *, model: str, batch_siz
     """Costs and workspace as profiled, and what steps by three schedules take: predicted and measured."""
     _let_memory_grow()
     device = find_default_device()
-    compiled, _ = _build(model, batch_size, "graph")
+    compiled, _ = build_model(model, batch_size, "graph")
     model_step = trace_model(compiled, batch_size=batch_size)
     step = model_step.make_graph_step(model_step.spec.make_zeros())
     profile = profile_graph(step.training_graph, device=device, progress=False)
@@ -267,7 +267,7 @@ def train_within_limit(report: Report, effort: Effort, *, model: str, batch_size
     kind, _, index = device.partition(":")
     report(what="limit", limit_bytes=find_memory_limit(kind, index), free_bytes=find_free_bytes(device))
     with _tried(report, what="auto"):
-        net, batch = _build(model, batch_size, "graph")
+        net, batch = build_model(model, batch_size, "graph")
         plan = checkmate_tf.rematerialize(
             net, data=batch, budget="auto", time_limit_s=effort.time_limit_s, progress=False
         )
@@ -302,7 +302,7 @@ def find_max_batch(
 ) -> None:
     """The largest batch within the limit, each run in a process of its own beside this one."""
     device = _limit_memory()
-    net, _ = _build(model, batch_size, "graph")
+    net, _ = build_model(model, batch_size, "graph")
     budget: str | int = "auto" if device.startswith("GPU") else 128 << 20
     found = checkmate_tf.max_batch_size(
         net,
@@ -329,7 +329,7 @@ def train_replicas(report: Report, effort: Effort, *, model: str, replicas: int,
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())
     with _tried(report, replicas=replicas):
         with strategy.scope():
-            net, (x, y) = _build(model, batch_size, "graph")
+            net, (x, y) = build_model(model, batch_size, "graph")
         rows = len(x) * replicas
         data = np.resize(x, (rows, *x.shape[1:])), np.resize(y, (rows, *y.shape[1:]))
         plan = checkmate_tf.rematerialize(
@@ -430,7 +430,7 @@ def _copy_weights(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(variable) for variable in model.variables]
 
 
-def _build(name: str, batch_size: int | None, executor: str, policy: str = "float32") -> tuple[keras.Model, Batch]:
+def build_model(name: str, batch_size: int | None, executor: str, policy: str = "float32") -> tuple[keras.Model, Batch]:
     """A compiled model and a batch for it; the same weights each time."""
     if not tf.distribute.has_strategy():
         keras.utils.clear_session()  # it would leave the scope of one

@@ -92,6 +92,14 @@ def page() -> str:
             "Each refused budget has a second row, planned with offloading to host memory.",
         ),
         section(
+            "Recomputation and offloading at low budgets, planned for an H100",
+            "gpu.offloading",
+            "Each row is a plan for a share of the stock step's peak: by recomputation, by offloading to host memory "
+            "alone, or by both. JAX compiles the steps, and nothing runs. Overheads are predicted, with a roofline for "
+            "operations and 64 GB/s for copies in either direction. GPT-2 has 12 blocks and 512 tokens a row, and "
+            "computes its loss in chunks. If a budget was refused, the row is the plan of least memory.",
+        ),
+        section(
             "Fine-tuning of language models, planned for an H100",
             "gpu.fine_tuning",
             "The models have the sizes of Llama 3.2 1B and Gemma 3 1B, weights in bfloat16 and LoRA of rank 8. A batch "
