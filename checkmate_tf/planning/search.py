@@ -356,7 +356,8 @@ class _Search:
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
         if find_peak_bound(self.graph).peak_bytes > self.budget_bytes:
-            raise self.explain_infeasible(self.find_least_peak())
+            limit_s = self.settings.hopeless_share * self.request.time_limit_s
+            raise self.explain_infeasible(self.find_least_peak(self.find_least_memory(limit_s)))
         chosen = self.try_known(known)
         if chosen is None:
             self.bar.begin_stage(Stage.TIME_NODES)
@@ -551,7 +552,7 @@ class _Search:
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
             return least
-        raise self.explain_infeasible(min([least, *self.attempts], key=lambda one: one.peak_bytes))
+        raise self.explain_infeasible(self.find_least_peak(least))
 
     def find_least_memory(self, limit_s: float) -> Attempt:
         """Finds, emits and measures the schedule of least memory."""
@@ -568,14 +569,14 @@ class _Search:
         solution = arrange_solution(self.step, self.asked.take_back(found.solution))
         return self.try_out(solution, self.step.orderings[::-1])
 
-    def find_least_peak(self) -> Attempt:
-        """Finds the schedule whose step takes the least memory, for a budget that none can meet.
+    def find_least_peak(self, least: Attempt) -> Attempt:
+        """Finds the schedule whose step takes the least memory, for a budget that none meets.
 
-        The schedule of least predicted memory recomputes the most, and may take far more than predicted; others may
-        not.
+        The schedule of least predicted memory, `least`, recomputes the most, and may take far more than predicted;
+        others may not.
         """
-        best = self.find_least_memory(self.settings.hopeless_share * self.request.time_limit_s)
-        low_bytes = best.predicted_bytes
+        best = min([least, *self.attempts], key=lambda one: one.peak_bytes)
+        low_bytes = least.predicted_bytes
         for _ in range(self.settings.least_rounds if self.request.measure else 0):
             high_bytes = min(best.peak_bytes, self.stock.peak_bytes)
             if high_bytes - low_bytes <= self.settings.least_gap * high_bytes:

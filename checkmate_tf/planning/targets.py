@@ -38,8 +38,8 @@ class Settings:
             found.
         hopeless_share: for a budget below the need of one node, the error names the least budget known to work. The
             solver gets this share of its time to find it.
-        least_gap: for such a budget, other schedules are measured, too, until the least peak is at most this share
-            above the prediction for the schedule of least memory.
+        least_gap: before a budget is refused, other schedules are measured, too, until the least peak is at most this
+            share above the prediction for the schedule of least memory.
         least_rounds: largest number of these.
         pattern_share: share of the solver's time for finding the cost of patterns of nodes to keep or to recompute.
         named_margin: the least budget named in an error is this share above the measured peak.
