@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.constraints import list_broken
@@ -81,9 +82,38 @@ def find_plan(
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
             stock = stock or measure_stock(step, request, bar)
-            ready = _find_new_plan(step, request, bar, known, chosen, stock)
+            least = _LeastPlan(cache, step)
+            try:
+                ready = _find_new_plan(step, request, bar, known, chosen, stock, least.find())
+            except InfeasibleBudgetError as error:
+                least.keep(error)
+                raise
             cache.keep(key, planned_to_json(ready.planned))
     return ready
+
+
+class _LeastPlan:
+    """The plan of least memory of a step, behind the least budget that an error names, in the cache of plans.
+
+    Planning for that budget may find other schedules, and none of them within it.
+    """
+
+    def __init__(self, cache: PlanCache, step: Step):
+        self.cache = cache
+        self.key = digest({"least of": _describe_step(step)})
+
+    def find(self) -> PlannedStep | None:
+        """Returns the plan; None if no budget was refused."""
+        data = self.cache.find(self.key)
+        with contextlib.suppress(PlanError):
+            return None if data is None else planned_from_json(data)
+        return None
+
+    def keep(self, error: InfeasibleBudgetError) -> None:
+        """Keeps the plan behind an error, if none of less memory is kept."""
+        known, closest = self.find(), error.closest
+        if closest is not None and (known is None or closest.planned.peak_bytes < known.peak_bytes):
+            self.cache.keep(self.key, planned_to_json(closest.planned))
 
 
 def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: PlanCache, key: str) -> ReadyStep | None:
@@ -180,16 +210,10 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
     Prefetched batches are left out, because their measured number differs by one or so from run to run. `stock` is the
     expected memory of the stock step; None if it is measured.
     """
-    graph = step.graph
-    nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
         {
+            **_describe_step(step),
             "patterns": [(one.kind, one.pattern, sorted(one.nodes)) for one in steer(step, request)],
-            "nodes": nodes,
-            "values": [value.size_bytes for value in graph.values],
-            "outputs": graph.outputs,
-            "resident": asdict(replace(step.resident, prefetched=0)),
-            "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
             "options": repr(replace(request.options, keep=(), recompute=(), num_shapes=1)),
@@ -197,15 +221,37 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "measure": request.measure,
             "settings": asdict(settings),
             "stock": None if stock is None else asdict(stock),
-            "code": digest_package(),
         }
     )
 
 
+def _describe_step(step: Step) -> dict[str, Any]:
+    """Returns everything about a step on which its plans depend, as JSON values."""
+    graph = step.graph
+    return {
+        "nodes": [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes],
+        "values": [value.size_bytes for value in graph.values],
+        "outputs": graph.outputs,
+        "resident": asdict(replace(step.resident, prefetched=0)),
+        "conditions": asdict(Conditions.of(step)),
+        "code": digest_package(),
+    }
+
+
 def _find_new_plan(
-    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
+    step: Step,
+    request: Request,
+    bar: PlanningBar,
+    known: Iterable[Schedule],
+    settings: Settings,
+    stock: Stock,
+    least: PlannedStep | None = None,
 ) -> ReadyStep:
-    """Finds a plan by solving and measuring, for the step or for one in chunks of rows."""
+    """Finds a plan by solving and measuring, for the step or for one in chunks of rows.
+
+    Args:
+        least: the plan behind the least budget that an error has named.
+    """
     asked_bytes = _read_budget(step, request, stock)
     margin_bytes = request.find_margin(asked_bytes, step.resident.state)
     budget_bytes = asked_bytes - margin_bytes
@@ -218,9 +264,8 @@ def _find_new_plan(
         moved = step.move_state(in_file_bytes)
         target_bytes = find_first_target(moved, budget_bytes, stock_bytes=measured_bytes, settings=settings)
         for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes + moved.resident.in_file):
-            search = _Search(
-                chunked.move_state(in_file_bytes), request, bar, settings, stock, Bracket(budget_bytes, settings)
-            )
+            final = chunked.move_state(in_file_bytes)
+            search = _Search(final, request, bar, settings, stock, Bracket(budget_bytes, settings), least)
             try:
                 ready = search.run(known)
                 return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
@@ -323,7 +368,7 @@ class _Search:
 
     `solver_s` is the time that solvers have taken so far, `share` their share of the rest in the next round, and `best`
     the cheapest schedule within the budget. `steering` are the patterns that constrain the schedule, and `asked` is the
-    graph for solvers.
+    graph for solvers. `least` is the plan behind the least budget that an error has named.
     """
 
     step: Step
@@ -332,6 +377,7 @@ class _Search:
     settings: Settings
     stock: Stock
     bracket: Bracket
+    least: PlannedStep | None = None
     solver_s: float = 0.0
     best: Attempt | None = None
     attempts: list[Attempt] = field(default_factory=list)
@@ -373,17 +419,8 @@ class _Search:
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None if none stays within the budget."""
-        fitting = []
-        for schedule in known:
-            try:
-                check_schedule(self.graph, schedule)
-            except ScheduleError:
-                continue
-            if not self.asked.allows(schedule):
-                continue
-            solution = arrange_solution(self.step, make_solution(self.graph, schedule, "known"))
-            if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
-                fitting.append(solution)
+        target_bytes = self.find_first_target()
+        fitting = [one for one in self.arrange_known(known) if one.scheduled.simulation.peak_bytes <= target_bytes]
         if not fitting:
             return None
         try:
@@ -391,6 +428,16 @@ class _Search:
         except EmissionError:
             return None
         return attempt if attempt.peak_bytes <= self.budget_bytes else None
+
+    def arrange_known(self, known: Iterable[Schedule]) -> list[Solution]:
+        """Returns the known schedules that compute this step and satisfy its constraints."""
+        found = []
+        for schedule in known:
+            with contextlib.suppress(ScheduleError):
+                check_schedule(self.graph, schedule)
+                if self.asked.allows(schedule):
+                    found.append(arrange_solution(self.step, make_solution(self.graph, schedule, "known")))
+        return found
 
     def try_solver(self) -> Attempt | None:
         """Finds the cheapest schedule within the budget in a few rounds of solving; None if there is none."""
@@ -552,7 +599,17 @@ class _Search:
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
             return least
+        named = self.try_named()
+        if named is not None and named.peak_bytes <= self.budget_bytes:
+            return named
         raise self.explain_infeasible(self.find_least_peak(least))
+
+    def try_named(self) -> Attempt | None:
+        """Tries the schedule behind the least budget that an error has named; None if there is none for this step."""
+        for solution in self.arrange_known([] if self.least is None else [self.least.schedule]):
+            with contextlib.suppress(EmissionError):
+                return self.try_out(solution, self.step.orderings[::-1])
+        return None
 
     def find_least_memory(self, limit_s: float) -> Attempt:
         """Finds, emits and measures the schedule of least memory."""

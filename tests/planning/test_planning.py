@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference, UpdateDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
+from checkmate_tf.planning import plan_cache, search
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.planning.search import adopt_plan, find_plan
@@ -249,6 +251,24 @@ def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicte
     assert least is not None
     assert 5100 < least < 5200
     assert planned(step(), least).planned.measured_peak_bytes == 5000
+
+
+def test_the_least_budget_that_is_named_works_where_solvers_find_nothing_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
+
+    def step() -> ChainStep:
+        return ChainStep(lambda peak: {4000: 9000}.get(peak, peak))
+
+    with pytest.raises(InfeasibleBudgetError) as raised:
+        planned(step(), 4500)
+    least = raised.value.least_budget_bytes
+    assert least is not None
+    monkeypatch.setattr(search._Search, "try_solver", lambda self: None)
+    assert planned(step(), least).planned.measured_peak_bytes == 5000
+    with pytest.raises(InfeasibleBudgetError):
+        planned(step(), 4500)
 
 
 def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
