@@ -1,9 +1,10 @@
 """Overhead by budget with an H100's figures: recomputation alone, offloading alone, and both.
 
-    python -m experiments.offload_h100 [--model resnet50 ...] [--time-limit 30]
+    python -m experiments.offload_h100 [--model resnet50 ...] [--rate 50 450] [--time-limit 30]
 
 Graphs are op-level and traced without running them. A node costs what a roofline of the H100 says; a copy costs its
-bytes at 50 GB/s each way, and 10 us more. Budgets are shares of what activations take beside resident bytes.
+bytes at a rate each way, and 10 us more. 50 GB/s is what the PCIe bus of an H100 reaches; 450 GB/s is the maker's
+figure for each way of a GH200, whose GPU is an H100. Budgets are shares of what activations take beside resident bytes.
 "recompute" is `auto` on the graph without transfers, "offload" its stock order with values offloaded, and "both" `auto`
 on the graph with transfers.
 """
@@ -19,21 +20,24 @@ RESULTS = RESULTS_FOLDER / "offload_h100.csv"
 WAYS = ("recompute", "offload", "both")
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05)
 COLUMNS = (
-    "model", "way", "share", "time_limit_s", "stock_bytes", "budget_bytes", "peak_bytes", "overhead", "bound",
-    "recomputed", "offloaded", "offloaded_bytes", "hidden_share",
+    "model", "gbytes_per_s", "way", "share", "time_limit_s", "stock_bytes", "budget_bytes", "peak_bytes", "overhead",
+    "bound", "recomputed", "offloaded", "offloaded_bytes", "hidden_share",
 )  # fmt: skip
 _BATCH_SIZES = {"resnet50": 256, "unet": 16, "gpt2": 8, "llama": 4}
 MODELS = tuple(_BATCH_SIZES)
-_BYTES_PER_NS = 50.0
+RATES = (50, 450)  # gigabytes in a second
 _LATENCY_NS = 10_000
 _LEAST_BYTES = 1 << 20
 
 
-def points(models: Sequence[str], time_limit_s: float) -> list[Point]:
+def points(models: Sequence[str], rates: Sequence[int], time_limit_s: float) -> list[Point]:
+    """One for each row. Recomputation does not depend on the rate."""
     return [
-        {"model": model, "way": way, "share": share, "time_limit_s": time_limit_s}
+        {"model": model, "gbytes_per_s": rate, "way": way, "share": share, "time_limit_s": time_limit_s}
         for model in models
+        for rate in rates
         for way in WAYS
+        if way != "recompute" or rate == RATES[0]
         for share in SHARES
     ]
 
@@ -45,7 +49,7 @@ def compute(point: Point) -> dict[str, Any]:
     from checkmate_tf.solvers import solve
     from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 
-    graph = make_graph(point["model"])
+    graph = make_graph(point["model"], point["gbytes_per_s"])
     stock_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = graph.resident_bytes + int(point["share"] * (stock_bytes - graph.resident_bytes))
     row = {"stock_bytes": stock_bytes, "budget_bytes": budget_bytes}
@@ -78,8 +82,8 @@ def drop_transfers(graph: Any) -> Any:
     return replace(graph, values=values)
 
 
-def make_graph(name: str) -> Any:
-    """The graph of one training step, with an H100's costs of nodes and copies."""
+def make_graph(name: str, gbytes_per_s: int) -> Any:
+    """The graph of one training step, with an H100's costs of nodes, and of copies at a rate."""
     import keras
 
     from checkmate_tf.profiling.costs import make_cost_model
@@ -93,7 +97,7 @@ def make_graph(name: str) -> Any:
     def add_costs(value: Any) -> Any:
         if value.size_bytes < _LEAST_BYTES:
             return value
-        cost_ns = _LATENCY_NS + round(value.size_bytes / _BYTES_PER_NS)
+        cost_ns = _LATENCY_NS + round(value.size_bytes / gbytes_per_s)
         return replace(value, offload_cost=cost_ns, fetch_cost=cost_ns)
 
     return replace(graph, values=tuple(map(add_costs, graph.values)))
@@ -119,20 +123,23 @@ def make_model(name: str) -> Any:
 def table(rows: Sequence[Row]) -> str:
     """Overheads of each model and budget, one row each."""
     lines = [
-        "| model | budget | recomputation | its bound | offloading | both | hidden in both |",
-        "|---|---|---|---|---|---|---|",
+        "| model | budget | recomputation | its bound "
+        + "".join(f"| offloading, {rate} GB/s | both | hidden in both " for rate in RATES)
+        + "|",
+        "|---|---|---|---|" + "---|---|---|" * len(RATES),
     ]
-    found = {(row["model"], float(row["share"]), row["way"]): row for row in rows}
+    found = {(row["model"], float(row["share"]), row["way"], int(row["gbytes_per_s"])): row for row in rows}
     for model in MODELS:
         for share in SHARES:
-            ways = [found.get((model, share, way)) for way in WAYS]
-            if None in ways:
+            recompute = found.get((model, share, "recompute", RATES[0]))
+            if recompute is None:
                 continue
-            recompute, offload, both = ways
-            cells = [model, f"{share:.0%}", *(_format(row) for row in (recompute, offload, both))]
-            cells.insert(3, _percent(recompute["bound"]))
-            hidden = f"{float(both['hidden_share']):.0%}" if both["hidden_share"] else ""
-            lines.append(f"| {' | '.join([*cells, hidden])} |")
+            cells = [model, f"{share:.0%}", _format(recompute), _percent(recompute["bound"])]
+            for rate in RATES:
+                offload, both = (found.get((model, share, way, rate)) for way in WAYS[1:])
+                cells += ["" if row is None else _format(row) for row in (offload, both)]
+                cells.append(f"{float(both['hidden_share']):.0%}" if both and both["hidden_share"] else "")
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -149,7 +156,8 @@ def section() -> list[str]:
         "`python -m experiments.offload_h100`, kept in `offload_h100.csv`",
         "",
         "These are predicted overheads of op-level graphs; nothing ran. A node costs its time on a roofline of "
-        "the H100, and a copy 10 µs plus its bytes at 50 GB/s each way. Budgets are shares of the stock step's memory "
+        "the H100, and a copy 10 µs plus its bytes at a rate each way: at 50 GB/s, which the PCIe bus of an H100 "
+        "reaches, and at 450 GB/s, as NVIDIA states for a GH200. Budgets are shares of the stock step's memory "
         f"beside weights and batch (batch sizes: {batches}). A solver had {' or '.join(sorted(limit_s))} s for each "
         "budget. A dash "
         "means that no schedule was found.",
@@ -170,9 +178,10 @@ def _percent(cell: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rate", nargs="+", type=int, choices=RATES, default=RATES, help="of copies, in GB/s")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds of a solver for each budget")
     options = parser.parse_args()
-    run_apart("experiments.offload_h100", points(options.model, options.time_limit), RESULTS, COLUMNS)
+    run_apart("experiments.offload_h100", points(options.model, options.rate, options.time_limit), RESULTS, COLUMNS)
 
 
 if __name__ == "__main__":
