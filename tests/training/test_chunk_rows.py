@@ -1,6 +1,5 @@
 """`chunk_rows`: feed-forward blocks and attention train in chunks of rows, with the numbers of stock training."""
 
-from functools import cache
 from itertools import islice
 
 import keras
@@ -17,8 +16,8 @@ from tests.rewriting.blocks import NUM_WORDS, make_transformer
 BATCH, LENGTH = 8, 64
 
 
-def make_model(policy: str = "float32", *, jit_compile: bool = False) -> keras.Model:
-    model = make_transformer(length=LENGTH, width=16, dtype=keras.DTypePolicy(policy))
+def make_model(policy: str = "float32", *, num_blocks: int = 1, jit_compile: bool = False) -> keras.Model:
+    model = make_transformer(length=LENGTH, width=16, num_blocks=num_blocks, dtype=keras.DTypePolicy(policy))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=jit_compile)
     return model
@@ -33,11 +32,6 @@ def fit(model: keras.Model) -> list[float]:
     return model.fit(*make_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-@cache
-def fit_stock(policy: str) -> list[float]:
-    return fit(make_model(policy))
-
-
 def plan(model: keras.Model, budget: str | int, **chunks: object) -> object:
     options = Options(costs="flops", **chunks)
     data = make_data()
@@ -47,17 +41,20 @@ def plan(model: keras.Model, budget: str | int, **chunks: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("policy", "jit_compile", "rtol"),
-    [("float32", False, 1e-5), ("float32", True, 1e-5), ("mixed_bfloat16", False, 1e-2)],
+    ("policy", "num_blocks", "jit_compile", "rtol"),
+    [("float32", 2, False, 1e-5), ("float32", 1, True, 1e-5), ("mixed_bfloat16", 1, False, 1e-2)],
 )
-def test_trains_as_stock_with_the_rest_rematerialized(policy: str, jit_compile: bool, rtol: float) -> None:
-    model = make_model(policy, jit_compile=jit_compile)
+def test_trains_as_stock_with_the_rest_rematerialized(
+    policy: str, num_blocks: int, jit_compile: bool, rtol: float
+) -> None:
+    model = make_model(policy, num_blocks=num_blocks, jit_compile=jit_compile)
     planned = plan(model, "60%", chunk_rows=100)
     (chunks,) = planned.chunks
     assert (chunks.what, chunks.num_rows, chunks.chunk_rows) == ("blocks", BATCH * LENGTH, 86)
-    assert chunks.num_regions == 4  # two feed-forward blocks, and attention before each
-    assert "4 blocks are computed in 6 chunks of 86 rows" in str(planned)
-    np.testing.assert_allclose(fit(model), fit_stock(policy), rtol=rtol)
+    assert chunks.num_regions == 2 * num_blocks  # a feed-forward block, and attention before it
+    assert f"{2 * num_blocks} blocks are computed in 6 chunks of 86 rows" in str(planned)
+    stock = make_model(policy, num_blocks=num_blocks)
+    np.testing.assert_allclose(fit(model), fit(stock), rtol=rtol)
 
 
 def test_auto_takes_chunks_where_no_schedule_fits_without() -> None:
