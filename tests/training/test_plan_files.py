@@ -194,27 +194,45 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from checkmate_tf.planning import plan_cache, search
-from checkmate_tf.profiling.profiler import cut_node_fragments
-from checkmate_tf.solvers.checkpointing.retain_all import RetainAll
 import checkmate_tf
-from tests.training.test_plan_files import QUICK, build
+from tests.training.test_plan_files import build, say
 plan_cache.get_default_folder = lambda: Path(sys.argv[1])
 solve, solved = search.solve, []
-search.solve = lambda *arguments, **options: solved.append(1) or solve(*arguments, **options)
-plan = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", time_limit_s=2, progress=False)
-print("solved" if solved else "found", plan.overhead, plan.measured_peak_bytes <= plan.budget_bytes)
+search.solve = lambda *arguments, **options: solved.append("solve") or solve(*arguments, **options)
+print("ready", flush=True)
+input()
+print(*say(checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", time_limit_s=2, progress=False), solved))
 """
 
 
-def test_of_two_processes_that_plan_the_same_step_one_solves(tmp_path: Path) -> None:
+def say(plan: checkmate_tf.Plan, solved: list[str]) -> list[str]:
+    found = "solved" if "solve" in solved else "found"
+    return [found, str(plan.overhead), str(plan.measured_peak_bytes <= plan.budget_bytes)]
+
+
+def test_of_two_processes_that_plan_the_same_step_one_solves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
+) -> None:
     """The cache of profiles holds nothing: each node is timed by one process, while the other waits for it."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    environment["PYTHONWARNINGS"] = "error::RuntimeWarning"
-    both = [subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(process.communicate()[0].split() for process in both)
-    assert [process.returncode for process in both] == [0, 0]
+    environment = {**os.environ, "PYTHONWARNINGS": "error::RuntimeWarning"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        cwd=root,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout.readline() == "ready\n"
+        other.stdin.write("\n")
+        other.stdin.flush()
+        plan = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", time_limit_s=2, progress=False)
+        said = sorted([say(plan, solves), other.communicate()[0].split()])
+    assert other.returncode == 0
     assert [words[0] for words in said] == ["found", "solved"]
     assert said[0][1:] == [said[1][1], "True"]
     assert list(tmp_path.rglob("*.sqlite")), "another cache was used"
