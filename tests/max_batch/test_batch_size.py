@@ -61,7 +61,7 @@ def chain(shape: tuple[int | None, ...] = (32, 32, 3), *, num_layers: int = 10) 
 
 @pytest.mark.measures_memory
 def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() -> None:
-    model = chain()
+    model = chain(num_layers=6)
     found = max_batch_size(model, budget=32 * MIB, axis=Axis("batch", multiple_of=8), **QUICK)
     assert found.confirmed
     assert found.stock_size is not None
@@ -72,7 +72,7 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     assert found.plan.overhead <= find_allowed_overhead(found.plan.graph, "one forward pass")
     assert find_installed_step(model) is None
     # The stock step of this batch, really run.
-    stock = trace_model(chain(), batch_size=found.size)
+    stock = trace_model(chain(num_layers=6), batch_size=found.size)
     run = run_step_apart(
         stock.function, stock.spec.flat, stock.model.variables, resident_bytes=stock.resident.total,
         predicted_bytes=simulate_stock(stock.extract().graph).peak_bytes, timeout_s=120,
@@ -81,7 +81,7 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     # What is installed trains as the stock step does.
     x = np.random.default_rng(0).normal(size=(found.size, 32, 32, 3)).astype("float32")
     y = np.arange(found.size) % 4
-    plain = chain()
+    plain = chain(num_layers=6)
     plain.fit(x, y, batch_size=found.size, verbose=0)
     # It ran in a process whose pool had a free region for it, which it gets here, too.
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -203,13 +203,12 @@ def test_a_graph_that_changes_with_the_batch_is_refused() -> None:
 
 @pytest.mark.measures_memory
 def test_a_first_batch_that_does_not_fit() -> None:
-    resident_bytes = trace_model(chain(), batch_size=1).extract().graph.resident_bytes
+    graph = trace_model(chain(num_layers=5), batch_size=1).extract().graph
     with pytest.raises(InfeasibleBudgetError, match="batch 1, the smallest allowed") as caught:
-        max_batch_size(chain(), budget=resident_bytes + 50_000, **QUICK)
+        max_batch_size(chain(num_layers=5), budget=graph.resident_bytes + 50_000, **QUICK)
     assert caught.value.proved
     assert caught.value.least_budget_bytes is not None
-    graph = trace_model(chain(), batch_size=1).extract().graph
-    assert resident_bytes + 50_000 < caught.value.least_budget_bytes
+    assert graph.resident_bytes + 50_000 < caught.value.least_budget_bytes
     assert caught.value.least_budget_bytes <= simulate_stock(graph).peak_bytes
 
 
