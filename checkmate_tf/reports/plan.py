@@ -150,7 +150,7 @@ class Plan:
         """Returns the difference between one rewritten and one stock step from the same state and batch.
 
         It is the largest difference of a variable or a result, relative to its largest change in the stock step: 0.0 if
-        all numbers were equal, and None if the two steps were not compared.
+        all numbers were equal up to their last bit, and None if the two steps were not compared.
         """
         found = self.planned.difference
         return None if found is None else found.share

@@ -67,7 +67,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         yield (
             f"One step differs from the stock step by at most {share:.1e} of what it changes (measured, {name})."
             if share
-            else "One step ends with the numbers of the stock step, to the bit (measured)."
+            else "One step ends with the numbers of the stock step, up to their last bit (measured)."
         )
     yield from _describe_updates(view.updates)
     nothing = "Nothing else" if any(one.what == "blocks" for one in view.chunks) else "Nothing"

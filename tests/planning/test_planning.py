@@ -345,7 +345,7 @@ def test_a_plan_says_how_far_a_step_ends_from_the_stock_step() -> None:
     assert (plan.difference, plan.differs_most) == (2e-7, "conv/kernel")
     assert "at most 2.0e-07 of what it changes (measured, conv/kernel)" in plan.summary()
     equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).planned
-    assert "to the bit" in Plan(equal).summary()
+    assert "up to their last bit" in Plan(equal).summary()
     assert Plan(planned(ChainStep(lambda peak: peak), 8000).planned).difference is None
 
 
