@@ -170,9 +170,11 @@ class _XlaWriter:
         controls = [source for source in inputs if source.startswith("^")]
         readers, sources = (operation,), [inputs]
         if lowered.within:
-            copies = {copy.name: copy for copy in self.copies.written}
             readers = lowered.within
-            sources = [list(copies[name.partition(":")[0]].input) for name in inputs[: len(readers)]]
+            found = [self.find_copy(name, one.type) for name, one in zip(inputs, readers, strict=False)]
+            sources = [list(copy.input) for copy in found if copy is not None]
+            if len(sources) < len(readers):
+                return False
         given = [
             (names[i], reader.inputs[i].dtype)
             for reader, names in zip(readers, sources, strict=True)
@@ -183,6 +185,15 @@ class _XlaWriter:
         definition.attr["T"].list.type.extend(output.dtype.as_datatype_enum for output in operation.outputs)
         self.copies.written.append(definition)
         return True
+
+    def find_copy(self, name: str, op_type: str) -> NodeDef | None:
+        """Returns the operation of a type that yields a tensor, perhaps behind ties; None if a tie hides it."""
+        copies = {copy.name: copy for copy in self.copies.written}
+        tied = {new: old for old, new in self.copies.renamed.items()}
+        while name in tied and copies[name.partition(":")[0]].op != op_type:
+            name = tied[name]
+        copy = copies[name.partition(":")[0]]
+        return copy if copy.op == op_type else None
 
     def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:
         """Returns a node, the run of recomputation that is being written, and the names of the node's inputs."""
