@@ -184,6 +184,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "xla/writer",
+        "return copy if copy.op == op_type else None",
+        "return copy",
+        "a sum of products would read what a tie reads instead of the product's inputs",
+        ("tests/executors/xla/rules/test_summed_products.py::test_a_product_behind_a_tie_is_found_or_summed_as_it_is",),
+    ),
+    _emission(
+        "xla/writer",
         "    if schedule.fetches and not xla_graph.backend.has_host_memory:\n",
         "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
