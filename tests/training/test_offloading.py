@@ -151,9 +151,12 @@ def test_what_cannot_offload_says_so(tmp_path):
         offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="flops"))
     with pytest.raises(SolverError, match="twremat does not offload"):
         offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="roofline", solver="twremat"))
+    with pytest.raises(UnsupportedModelError, match="share one memory"):
+        offload(model, tmp_path, options=Options(offload="host", costs="roofline"))
     model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
-        offload(model, tmp_path)
+    for place in (f"file:{tmp_path}", "host"):
+        with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
+            offload(model, tmp_path, options=Options(offload=place, costs="roofline"))
     for function in (checkmate_tf.pareto, checkmate_tf.max_batch_size):
         with pytest.raises(SolverError, match="leave offload out"):
             function(
