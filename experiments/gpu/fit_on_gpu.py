@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ _LARGE = (
     ("unet", 32, _SMALL_UNET),
     ("resnet50", 256, _SMALL_NET),
 )
+_FOLDER = f"file:{tempfile.gettempdir()}"  # in which a CPU's values are, with `--small`
 _PEERS = ("resnet", "unet", "decoder")
 _EXECUTORS = ("xla", "graph")
 
@@ -87,7 +89,7 @@ def _list_measurements() -> tuple[Measurement, ...]:
             for executor in _EXECUTORS
         ),
         *(
-            _train("c", f"{model} {rows} host", model, rows, offload="host", small={**small, "offload": "file:/tmp"})
+            _train("c", f"{model} {rows} host", model, rows, offload="host", small={**small, "offload": _FOLDER})
             for model, rows, small in _LARGE[:2]
         ),
         *(
