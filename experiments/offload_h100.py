@@ -2,9 +2,10 @@
 
     python -m experiments.offload_h100 [--model resnet50 ...] [--rate 50 450] [--time-limit 30]
 
-Graphs are op-level and traced without running them. A node costs what a roofline of the H100 says; a copy costs its
-bytes at a rate each way, and 10 us more. 50 GB/s is what the PCIe bus of an H100 reaches; 450 GB/s is the maker's
-figure for each way of a GH200, whose GPU is an H100. Budgets are shares of what activations take beside resident bytes.
+Graphs are op-level and traced without running them. A node costs its time on a roofline of the H100; a copy costs its
+bytes at a rate each way, and 10 us more. The rate of 50 GB/s is that of an H100's PCIe bus in practice; 450 GB/s is the
+maker's figure for each way of a GH200, whose GPU is an H100. Budgets are shares of the stock step's memory beside
+resident bytes.
 "recompute" is `auto` on the graph without transfers, "offload" its stock order with values offloaded, and "both" `auto`
 on the graph with transfers.
 """

@@ -186,7 +186,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "xla/writer",
         "return copy if copy.op == op_type else None",
         "return copy",
-        "a sum of products would read what a tie reads instead of the product's inputs",
+        "a sum of products would read the inputs of a tie instead of the product's",
         ("tests/executors/xla/rules/test_summed_products.py::test_a_product_behind_a_tie_is_found_or_summed_as_it_is",),
     ),
     _emission(

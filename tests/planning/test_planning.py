@@ -240,7 +240,7 @@ def test_the_least_budget_that_is_named_is_never_above_the_stock_step() -> None:
 
 @pytest.mark.parametrize("budget", [3000, 4500])
 def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicted(budget: int) -> None:
-    """Its schedule takes 9000 here, and others what is predicted. The larger budget is above what one node needs."""
+    """Its schedule takes 9000 here, others their prediction. The larger budget is above the need of any one node."""
 
     def step() -> ChainStep:
         return ChainStep(lambda peak: {4000: 9000}.get(peak, peak))

@@ -10,20 +10,20 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.graph.control_edges import ControlEdges
 from checkmate_tf.executors.graph.movable_state import MovableVariable, find_movable
+from checkmate_tf.executors.graph.python_calls import make_call
 from checkmate_tf.executors.graph.state_file import UPDATES, InPlaceUpdate, StateFile
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts
 from checkmate_tf.executors.step import ResidentBytes
-from checkmate_tf.tf_private import register_call
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 _SCOPE = "checkmate"
-_HOST = "/device:CPU:0"
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,12 @@ class MovedState:
             calls.append(call)
             handle, value, *controls = definition.input
             controls += [f"^{name}" for name in waits[definition.name] if f"^{name}" not in controls]
-            dtype = definition.attr["dtype"].type
+            dtype = tf.as_dtype(definition.attr["dtype"].type)
             target = NodeDef(name=f"{definition.name}/target", op="ReadVariableOp", input=[handle, *controls])
-            target.attr["dtype"].type = dtype
+            target.attr["dtype"].type = dtype.as_datatype_enum
             graph_def.node.append(target)
-            written = _make_call(definition.name, call, [f"{target.name}:0", value, *controls])
-            written.attr["Tin"].list.type.extend([dtype, dtype])
-            definition.CopyFrom(written)
+            inputs = [f"{target.name}:0", value, *controls]
+            definition.CopyFrom(make_call(definition.name, call, inputs, [dtype, dtype]))
         return calls
 
 
@@ -136,14 +135,6 @@ class PageReleases:
         """Releases the pages of a position's node, once it has run."""
         for release in self.releases.get(node, ()):
             name = f"{_SCOPE}/release_{len(self.names)}"
-            self.copies.written.append(_make_call(name, release, self.policy.wait_for_all(position + 1)))
+            self.copies.written.append(make_call(name, release, self.policy.wait_for_all(position + 1)))
             self.names.append(name)
             self.calls.append(release)
-
-
-def _make_call(name: str, call: Any, inputs: list[str]) -> NodeDef:
-    definition = NodeDef(name=name, op="PyFunc", device=_HOST, input=inputs)
-    definition.attr["token"].s = register_call(call).encode()
-    definition.attr["Tin"].list.SetInParent()
-    definition.attr["Tout"].list.SetInParent()
-    return definition

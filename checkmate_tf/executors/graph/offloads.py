@@ -16,12 +16,12 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.graph.control_edges import ControlEdges
+from checkmate_tf.executors.graph.python_calls import make_call
 from checkmate_tf.executors.graph.transfer_file import PythonCall, TransferFile
 from checkmate_tf.executors.step import HostMemory, OffloadFolder
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_offload_ends
-from checkmate_tf.tf_private import register_call
 from checkmate_tf.tracing.ops import TensorId
 
 _SCOPE = "checkmate"
@@ -137,13 +137,10 @@ class _FileWriter:
 
     def _write_call(self, kind: str, source: str, tensor: TensorId, call: PythonCall) -> str:
         self.num_written += 1
-        definition = NodeDef(name=f"{_SCOPE}/{kind}_{self.num_written}", op="PyFunc", device=_HOST, input=[source])
-        definition.attr["token"].s = register_call(call).encode()
-        definition.attr["Tin"].list.type.append(self.copies.dtype(tensor).as_datatype_enum)
-        definition.attr["Tout"].list.SetInParent()
-        self.copies.written.append(definition)
+        name = f"{_SCOPE}/{kind}_{self.num_written}"
+        self.copies.written.append(make_call(name, call, [source], [self.copies.dtype(tensor)]))
         self.calls.append(call)
-        return definition.name
+        return name
 
 
 class _HostWriter:
