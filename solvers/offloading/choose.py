@@ -1,7 +1,8 @@
 """Combines a solver that recomputes with offloading.
 
 The solver solves the graph for the budget itself and for larger budgets, up to the peak without recomputation. With a
-larger budget it recomputes less, and offloading then brings the schedule within the budget. The cheapest result is
+larger budget it recomputes less, and offloading then brings the schedule within the budget. In each schedule,
+recomputations are replaced by fetches, and fetches by recomputations, where that is cheaper. The cheapest result is
 returned. It costs no more than offloading alone, and no more than the recomputation that the solver finds in its share
 of the time. The solver's bounds are about recomputation and do not apply here. In fixed order the bound is that of
 `bound.py`, in free order the cost of computing every node once.
@@ -14,11 +15,13 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.offloading.conversions import convert_copies
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.search import Search
 
 _NUM_BUDGETS = 4
-_OWN_SHARE = 0.4  # share of the time for the budget itself
+_OWN_SHARE = 0.4  # share of the time for the solver with the budget itself
+_FIRST_SHARE = 0.05  # share of the time for offloading alone, and what becomes of it
 _BOUND_SHARE = 0.1  # share of the time for the bound
 
 
@@ -48,7 +51,7 @@ def choose_transfers(
     best: Schedule | None = None
     best_cost = 0
 
-    def learn(schedule: Schedule | None) -> None:
+    def learn(schedule: Schedule | None, until_s: float) -> None:
         nonlocal best, best_cost
         if schedule is None:
             return
@@ -56,29 +59,32 @@ def choose_transfers(
             schedule = offload_to_fit(graph, schedule, problem.budget_bytes)
         if schedule is None:
             return
+        if not first_schedule:
+            schedule = convert_copies(graph, schedule, problem.budget_bytes, deadline_s=until_s)
         cost = simulate(graph, schedule).cost
         if best is None or cost < best_cost:
             best, best_cost = schedule, cost
             search.report(cost, bound)
 
+    def end_of(share: float) -> float:
+        return search.deadline_s - (1 - share) * search.remaining_s
+
     bound = graph.baseline_cost
-    learn(make_retain_all_schedule(graph))
+    learn(make_retain_all_schedule(graph), end_of(_FIRST_SHARE))
     if problem.order == "fixed" and best_cost != bound and not first_schedule:
         from checkmate_tf.solvers.offloading.bound import bound_cost  # needs SciPy and HiGHS
 
-        deadline_s = search.deadline_s - (1 - _BOUND_SHARE) * search.remaining_s
-        bound = bound_cost(graph, problem.budget_bytes, deadline_s=deadline_s)
+        bound = bound_cost(graph, problem.budget_bytes, deadline_s=end_of(_BOUND_SHARE))
     started_s = search.elapsed_s
-    own_s = _OWN_SHARE * search.remaining_s
-    other_s = (search.remaining_s - own_s) / _NUM_BUDGETS
     for number in range(_NUM_BUDGETS + 1):
         if best is not None and (first_schedule or best_cost == bound):
             break
         budget_bytes = problem.budget_bytes + number * (stock_bytes - problem.budget_bytes) // (_NUM_BUDGETS + 1)
-        limit_s = min(other_s if number else own_s, search.remaining_s)
-        if limit_s <= 0:
+        if search.remaining_s <= 0:
             break
+        share = 1 / (_NUM_BUDGETS + 1 - number)
+        limit_s = search.remaining_s * (share / 2 if number else _OWN_SHARE)
         within = replace(problem, graph=plain, budget_bytes=budget_bytes)
-        learn(solve_plain(Search(within, limit_s, search.seed)).schedule)
+        learn(solve_plain(Search(within, limit_s, search.seed)).schedule, end_of(share))
     stats = {"fetches": 0 if best is None else len(best.fetches), "searched_s": search.elapsed_s - started_s}
     return Result(best, bound, problem.order, stats=stats)

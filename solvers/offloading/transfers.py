@@ -13,7 +13,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, find_retention
-from checkmate_tf.simulator import simulate, time_schedule
+from checkmate_tf.simulator import simulate
 
 _ROOMS = (0, 1, 2, 4)  # in units of the largest value
 
@@ -92,9 +92,10 @@ def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
     Returns a schedule above the budget itself.
     """
     held = _hold_until_out(graph, schedule, budget_bytes)
-    early = _fetch_early(graph, held, budget_bytes)
-    options = [one for one in (schedule, held, early) if simulate(graph, one).peak_bytes <= budget_bytes]
-    return min(options, key=lambda one: simulate(graph, one).cost, default=schedule)
+    options = [schedule, held, _fetch_early(graph, held, budget_bytes)]
+    simulations = [simulate(graph, option) for option in options]
+    within = [number for number in range(len(options)) if simulations[number].peak_bytes <= budget_bytes]
+    return options[min(within, key=lambda number: simulations[number].cost, default=0)]
 
 
 def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
@@ -117,9 +118,13 @@ def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sche
 
 
 def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
-    """Begins fetches as late as possible without delaying a reader, or as early as memory allows."""
+    """Begins fetches as late as possible so that no reader waits, or as early as memory allows.
+
+    Times are those of nodes that never wait, because waiting ends where a fetch begins early enough.
+    """
     memory = simulate(graph, schedule).memory_bytes
-    begin = np.array(time_schedule(graph, schedule).begin)
+    costs = graph.costs[list(schedule.order)]
+    begin = np.cumsum(costs) - costs
     intervals = find_retention(graph, schedule)
     before = {
         (value, start): int(intervals.end[copy - 1])

@@ -220,6 +220,27 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "a value could leave memory, and be copied back, before it is copied out",
         "offloading::moccasins_model_alone_counts_copies_that_cannot_hide",
     ),
+    _solver(
+        "offloading/transfers",
+        "begin = np.cumsum(costs) - costs",
+        "begin = np.cumsum(costs) - costs + np.arange(len(costs)) // 3",
+        "fetches would begin too late wherever a reader waits",
+        "offloading::fetches_begin_early_enough_that_no_reader_waits",
+    ),
+    _solver(
+        "offloading/conversions",
+        'if event.is_first or event.way in (way, "retain"):',
+        'if event.is_first or event.way != "compute":',
+        "what is offloaded would never be recomputed, even where that takes less time",
+        "offloading::a_fetch_becomes_a_recomputation_where_its_copies_take_longer",
+    ),
+    _solver(
+        "offloading/conversions",
+        "if simulate(self._graph, schedule).peak_bytes > self._budget_bytes:",
+        "if simulate(self._graph, schedule).peak_bytes > 2 * self._budget_bytes:",
+        "schedules would go above the budget",
+        "offloading::converted_copies_cost_no_more_and_stay_within_the_budget",
+    ),
     # fastsa
     _solver(
         "fastsa/node_grouping",

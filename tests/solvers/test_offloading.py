@@ -24,6 +24,7 @@ from checkmate_tf.solvers.moccasin.search import Neighbourhoods, offer_hidden
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
+from checkmate_tf.solvers.offloading.conversions import convert_copies
 from checkmate_tf.solvers.offloading.transfers import hide_transfers, offload_to_fit
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -300,3 +301,61 @@ def test_transfers_of_a_schedule_above_the_budget_are_not_hidden() -> None:
     chain = training_chain(3, size=1000)
     schedule = make_retain_all_schedule(chain)
     assert hide_transfers(chain, schedule, simulate(chain, schedule).peak_bytes - 1) == schedule
+
+
+def test_fetches_begin_early_enough_that_no_reader_waits() -> None:
+    """Copies take as long as three nodes. Times of a schedule that waits are too late to begin a fetch by."""
+    chain = let_offload(training_chain(12, size=10, cost=1), 3)
+    late = Schedule(make_retain_all_schedule(chain).order, fetches=((21, 2), (23, 0)))
+    assert simulate(chain, late).cost == chain.baseline_cost + 10
+    hidden = hide_transfers(chain, late, simulate_stock(chain).peak_bytes)
+    assert simulate(chain, hidden).cost == chain.baseline_cost
+
+
+def _convert(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+    return convert_copies(graph, schedule, budget_bytes, deadline_s=math.inf)
+
+
+@settings(deadline=None, max_examples=60)
+@given(offloading_problems())
+def test_converted_copies_cost_no_more_and_stay_within_the_budget(problem):
+    plain = solve(drop_transfers(problem.graph), problem.budget_bytes, solver="checkmate_milp", time_limit_s=5).schedule
+    fitted = offload_to_fit(problem.graph, make_retain_all_schedule(problem.graph), problem.budget_bytes)
+    for schedule in (plain, fitted):
+        if schedule is None:
+            continue
+        converted = _convert(problem.graph, schedule, problem.budget_bytes)
+        check_schedule(problem.graph, converted, order="fixed")
+        simulation = simulate(problem.graph, converted)
+        assert simulation.peak_bytes <= problem.budget_bytes
+        assert simulation.cost <= simulate(problem.graph, schedule).cost
+
+
+def test_a_recomputation_becomes_a_fetch_where_its_copies_hide() -> None:
+    graph = let_offload(training_chain(12, size=10, cost=10), 5)
+    budget_bytes = int(0.7 * simulate_stock(graph).peak_bytes)
+    plain = solve(drop_transfers(graph), budget_bytes, solver=ALONE, time_limit_s=5).schedule
+    converted = _convert(graph, plain, budget_bytes)
+    assert converted.fetches
+    assert simulate(graph, converted).overhead < simulate(graph, plain).overhead / 2
+
+
+def test_a_fetch_becomes_a_recomputation_where_its_copies_take_longer() -> None:
+    graph = let_offload(training_chain(12, size=10, cost=1), 50)
+    budget_bytes = int(0.7 * simulate_stock(graph).peak_bytes)
+    fitted = offload_to_fit(graph, make_retain_all_schedule(graph), budget_bytes)
+    converted = _convert(graph, fitted, budget_bytes)
+    assert len(converted.fetches) < len(fitted.fetches)
+    assert simulate(graph, converted).cost < simulate(graph, fitted).cost
+
+
+def test_a_copy_is_retained_where_there_is_room() -> None:
+    graph = training_chain(4, size=10, cost=5)
+    again = Schedule((0, 1, 0, *range(2, len(graph.nodes))))
+    assert _convert(graph, again, simulate_stock(graph).peak_bytes) == make_retain_all_schedule(graph)
+
+
+def test_conversion_ends_at_its_deadline() -> None:
+    graph = training_chain(4, size=10, cost=5)
+    again = Schedule((0, 1, 0, *range(2, len(graph.nodes))))
+    assert convert_copies(graph, again, simulate_stock(graph).peak_bytes, deadline_s=0.0) == again
