@@ -223,7 +223,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     _solver(
         "offloading/transfers",
         "begin = np.cumsum(costs) - costs",
-        "begin = np.cumsum(costs) - costs + np.arange(len(costs)) // 3",
+        "from checkmate_tf.simulator import time_schedule; begin = np.array(time_schedule(graph, schedule).begin)",
         "fetches would begin too late wherever a reader waits",
         "offloading::fetches_begin_early_enough_that_no_reader_waits",
     ),
