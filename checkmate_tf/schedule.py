@@ -197,8 +197,8 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
     """Returns the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
-    start_position, start_value = _list_events(graph.arrays.outputs, order)
-    use_position, use_value = _list_events(graph.arrays.inputs, order)
+    start_position, start_value = list_events(graph.arrays.outputs, order)
+    use_position, use_value = list_events(graph.arrays.inputs, order)
     computed = start_value * length + start_position
     from_host = np.array([value * length + position for position, value in schedule.fetches], dtype=np.int64)
     copies = np.sort(np.concatenate((computed, from_host)))
@@ -327,7 +327,7 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
     return schedule
 
 
-def _list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lists (position, value), each int64, for every value that the node of a position reads or yields."""
     per_position = values.lengths[order]
     position = np.repeat(np.arange(len(order)), per_position)

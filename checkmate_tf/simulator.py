@@ -1,11 +1,15 @@
 """Simulates schedules. Nothing else in the package computes the cost or the memory of a schedule."""
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.schedule import Retention, Schedule, check_positions, find_retention
+from checkmate_tf.graph_arrays import Rows
+from checkmate_tf.schedule import Retention, Schedule, check_positions, find_retention, list_events
 
 
 @dataclass(frozen=True)
@@ -146,37 +150,76 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
     >>> timing.begin, timing.end, timing.waiting
     ((0, 1, 13), (1, 10, 14), 3)
     """
-    frees: dict[int, list[int]] = {}  # position -> values that must be out before it begins
-    for value, last in find_offload_ends(graph, schedule).items():
-        frees.setdefault(last + 1, []).append(value)
-    offloaded = {value for _, value in schedule.fetches}
-    issued: dict[int, list[int]] = {}
-    for position, value in schedule.fetches:
-        issued.setdefault(position, []).append(value)
-    begin, end, transfers = [], [], []
+    order = np.asarray(schedule.order, dtype=np.int64)
+    costs = graph.costs[order].tolist()
+    computed_by = list(accumulate(costs, initial=0))  # position -> its beginning if nothing ever waits
+    happens = _list_transfer_events(graph, schedule, order)
+    waits = [0] * len(costs)
+    transfers = []
     out_end: dict[int, int] = {}
     ready: dict[int, int] = {}
-    now = lane_out = lane_back = 0
-    for position, number in enumerate(schedule.order):
-        node = graph.nodes[number]
-        now = max([now, *(out_end[value] for value in frees.get(position, ()))])
-        for value in issued.get(position, ()):
+    waited = lane_out = lane_back = 0
+    for position in sorted(happens):
+        event = happens[position]
+        begin = now = computed_by[position] + waited
+        now = max([now, *(out_end[value] for value in event.frees)])
+        for value in event.issues:
             start = max(now, lane_back, out_end[value])
             ready[value] = lane_back = start + int(graph.values[value].fetch_cost or 0)
             transfers.append(Transfer(value, True, start, lane_back))
-        if ready:
-            now = max([now, *(ready.pop(value) for value in node.inputs if value in ready)])
-        begin.append(now)
-        now += int(node.cost)
-        end.append(now)
-        for value in node.outputs if offloaded else ():
-            if value not in offloaded or value in out_end:
+        now = max([now, *(ready.pop(value) for value in event.reads if value in ready)])
+        waits[position] = now - begin
+        waited += now - begin
+        for value in event.yields:
+            if value in out_end:
                 continue
-            start = max(now, lane_out)
+            start = max(now + costs[position], lane_out)
             out_end[value] = lane_out = start + int(graph.values[value].offload_cost or 0)
             transfers.append(Transfer(value, False, start, lane_out))
-    end[-1] = max([now, *ready.values()])  # including graph outputs that are fetched for the end
-    return Timing(tuple(begin), tuple(end), tuple(transfers))
+    begins = [begin + wait for begin, wait in zip(computed_by, accumulate(waits), strict=False)]
+    ends = [begin + cost for begin, cost in zip(begins, costs, strict=True)]
+    ends[-1] = max([ends[-1], *ready.values()])  # including graph outputs that are fetched for the end
+    return Timing(tuple(begins), tuple(ends), tuple(transfers))
+
+
+@dataclass(slots=True)
+class _TransferEvent:
+    """What a position has to do with transfers: all are values.
+
+    Args:
+        frees: must be out before it begins.
+        issues: begin to come back.
+        reads: fetched at some position, and read here.
+        yields: offloaded, and computed here.
+    """
+
+    frees: list[int] = field(default_factory=list)
+    issues: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    yields: list[int] = field(default_factory=list)
+
+
+def _list_transfer_events(graph: Graph, schedule: Schedule, order: np.ndarray) -> dict[int, _TransferEvent]:
+    happens: defaultdict[int, _TransferEvent] = defaultdict(_TransferEvent)
+    is_fetched = np.zeros(len(graph.values), dtype=np.bool_)
+    is_fetched[[value for _, value in schedule.fetches]] = True
+    for value, last in find_offload_ends(graph, schedule).items():
+        if last + 1 < len(order):
+            happens[last + 1].frees.append(value)
+    for position, value in schedule.fetches:
+        happens[position].issues.append(value)
+    for position, value in _list_marked(graph.arrays.inputs, order, is_fetched):
+        happens[position].reads.append(value)
+    for position, value in _list_marked(graph.arrays.outputs, order, is_fetched):
+        happens[position].yields.append(value)
+    return happens
+
+
+def _list_marked(values: Rows, order: np.ndarray, marked: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Lists (position, value) for every marked value that the node of a position reads or yields."""
+    position, value = list_events(values, order)
+    where = np.flatnonzero(marked[value])
+    return zip(position[where].tolist(), value[where].tolist(), strict=True)
 
 
 def find_storage(graph: Graph, schedule: Schedule) -> Retention:

@@ -1,6 +1,6 @@
 """Combines a solver that recomputes with offloading.
 
-The solver solves the graph for the budget itself and for larger budgets, up to the peak without recomputation. With a
+The solver solves the graph for the budget itself and for larger budgets, below the peak without recomputation. With a
 larger budget it recomputes less, and offloading then brings the schedule within the budget. In each schedule,
 recomputations are replaced by fetches, and fetches by recomputations, where that is cheaper. The cheapest result is
 returned. It costs no more than offloading alone, and no more than the recomputation that the solver finds in its share
@@ -19,8 +19,8 @@ from checkmate_tf.solvers.offloading.conversions import convert_copies
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.search import Search
 
-_NUM_BUDGETS = 4
-_OWN_SHARE = 0.4  # share of the time for the solver with the budget itself
+_BUDGETS = (0.0, 0.1, 0.2, 0.4)  # on the way from the budget itself to the stock step's peak
+_OWN_SHARE = 0.5  # share of the time for the solver with the budget itself
 _FIRST_SHARE = 0.05  # share of the time for offloading alone, and what becomes of it
 _BOUND_SHARE = 0.1  # share of the time for the bound
 
@@ -76,13 +76,11 @@ def choose_transfers(
 
         bound = bound_cost(graph, problem.budget_bytes, deadline_s=end_of(_BOUND_SHARE))
     started_s = search.elapsed_s
-    for number in range(_NUM_BUDGETS + 1):
-        if best is not None and (first_schedule or best_cost == bound):
+    for number, larger in enumerate(_BUDGETS):
+        if search.remaining_s <= 0 or (best is not None and (first_schedule or best_cost == bound)):
             break
-        budget_bytes = problem.budget_bytes + number * (stock_bytes - problem.budget_bytes) // (_NUM_BUDGETS + 1)
-        if search.remaining_s <= 0:
-            break
-        share = 1 / (_NUM_BUDGETS + 1 - number)
+        budget_bytes = problem.budget_bytes + int(larger * (stock_bytes - problem.budget_bytes))
+        share = 1 / (len(_BUDGETS) - number)
         limit_s = search.remaining_s * (share / 2 if number else _OWN_SHARE)
         within = replace(problem, graph=plain, budget_bytes=budget_bytes)
         learn(solve_plain(Search(within, limit_s, search.seed)).schedule, end_of(share))

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.offloading.transfers import hide_transfers
+from checkmate_tf.solvers.offloading.transfers import hide_and_simulate
 
 _Way = Literal["fetch", "retain", "compute"]
 
@@ -95,14 +95,10 @@ class _Conversion:
             node = events[number].node
             values = self._graph.nodes[node].outputs if way == "compute" else events[number].values
             events[number] = _Event(node, values, way)
-        schedule = _make_schedule(self._graph, events)
-        if simulate(self._graph, schedule).peak_bytes > self._budget_bytes:
+        schedule, simulation = hide_and_simulate(self._graph, _make_schedule(self._graph, events), self._budget_bytes)
+        if simulation.peak_bytes > self._budget_bytes or simulation.cost >= self._cost:
             return False
-        schedule = hide_transfers(self._graph, schedule, self._budget_bytes)
-        cost = simulate(self._graph, schedule).cost
-        if cost >= self._cost:
-            return False
-        self._events, self.best, self._cost = events, schedule, cost
+        self._events, self.best, self._cost = events, schedule, simulation.cost
         return True
 
 

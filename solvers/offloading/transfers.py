@@ -13,7 +13,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, find_retention
-from checkmate_tf.simulator import simulate
+from checkmate_tf.simulator import Simulation, simulate
 
 _ROOMS = (0, 1, 2, 4)  # in units of the largest value
 
@@ -39,9 +39,11 @@ def offload_to_fit(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
     found: dict[int, Schedule] = {}
     for number in _ROOMS:
         fetched = _offload(graph, schedule, budget_bytes, number * room_bytes)
-        if fetched is not None and simulate(graph, fetched).peak_bytes <= budget_bytes:
-            hidden = hide_transfers(graph, fetched, budget_bytes)
-            found.setdefault(simulate(graph, hidden).cost, hidden)
+        if fetched is None:
+            continue
+        hidden, simulation = hide_and_simulate(graph, fetched, budget_bytes)
+        if simulation.peak_bytes <= budget_bytes:
+            found.setdefault(simulation.cost, hidden)
     return found[min(found)] if found else None
 
 
@@ -91,16 +93,27 @@ def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
 
     Returns a schedule above the budget itself.
     """
-    held = _hold_until_out(graph, schedule, budget_bytes)
-    options = [schedule, held, _fetch_early(graph, held, budget_bytes)]
-    simulations = [simulate(graph, option) for option in options]
-    within = [number for number in range(len(options)) if simulations[number].peak_bytes <= budget_bytes]
-    return options[min(within, key=lambda number: simulations[number].cost, default=0)]
+    return hide_and_simulate(graph, schedule, budget_bytes)[0]
 
 
-def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+def hide_and_simulate(graph: Graph, schedule: Schedule, budget_bytes: int) -> tuple[Schedule, Simulation]:
+    """Returns what `hide_transfers` returns, with its simulation."""
+    simulation = simulate(graph, schedule)
+    if simulation.peak_bytes > budget_bytes or not schedule.fetches:
+        return schedule, simulation
+    options = [(schedule, simulation)]
+    for change in (_hold_until_out, _fetch_early):
+        changed = change(graph, schedule, simulation.memory_bytes, budget_bytes)
+        simulation = simulate(graph, changed)
+        if simulation.peak_bytes <= budget_bytes:
+            schedule = changed
+            options.append((changed, simulation))
+    return min(options, key=lambda option: option[1].cost)
+
+
+def _hold_until_out(graph: Graph, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Schedule:
     """Holds first copies until their copies out would end if nothing waited for them, or as long as memory allows."""
-    memory = simulate(graph, schedule).memory_bytes
+    memory = memory_bytes.copy()
     end = np.cumsum(graph.costs[list(schedule.order)])
     intervals = find_retention(graph, schedule)
     copies = _list_copies(schedule, intervals.value, intervals.start, intervals.end)
@@ -117,12 +130,12 @@ def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sche
     return replace(schedule, offloads=tuple(sorted(offloads)))
 
 
-def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+def _fetch_early(graph: Graph, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Schedule:
     """Begins fetches as late as possible so that no reader waits, or as early as memory allows.
 
     Times are those of nodes that never wait, because waiting ends where a fetch begins early enough.
     """
-    memory = simulate(graph, schedule).memory_bytes
+    memory = memory_bytes.copy()
     costs = graph.costs[list(schedule.order)]
     begin = np.cumsum(costs) - costs
     intervals = find_retention(graph, schedule)

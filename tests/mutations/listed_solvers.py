@@ -236,8 +236,8 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     ),
     _solver(
         "offloading/conversions",
-        "if simulate(self._graph, schedule).peak_bytes > self._budget_bytes:",
-        "if simulate(self._graph, schedule).peak_bytes > 2 * self._budget_bytes:",
+        "if simulation.peak_bytes > self._budget_bytes or",
+        "if simulation.peak_bytes > 2 * self._budget_bytes or",
         "schedules would go above the budget",
         "offloading::converted_copies_cost_no_more_and_stay_within_the_budget",
     ),
