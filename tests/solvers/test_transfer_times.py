@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.errors import ScheduleError
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_offload_ends, time_schedule
 from tests.graphs import training_graphs
@@ -68,3 +68,9 @@ def test_times_are_those_of_a_loop_over_all_positions(case):
     graph, schedule = case
     timing = time_schedule(graph, schedule)
     assert (list(timing.begin), list(timing.end)) == _time_all_positions(graph, schedule)
+
+
+def test_a_step_ends_when_its_outputs_are_back():
+    nodes = (Node("a", "op", (), (0,), cost=1), Node("b", "op", (), (1,), cost=5), Node("c", "op", (1,), (2,), cost=1))
+    graph = Graph(nodes, (Value("a", 1, 2, 4), Value("b", 1), Value("c", 1)), outputs=(0,))
+    assert time_schedule(graph, Schedule((0, 1, 2), fetches=((2, 0),))).end == (1, 6, 10)
