@@ -2,18 +2,25 @@
 
 Those of keras.applications and KerasHub are taken from there; the others are built here in the sizes of the model that
 the paper names. Batches and lengths are the paper's: 512 images of 224 x 224, 128 texts of 512 tokens, 8 of 2,048
-(GPT2: 1,024) for language models, each with a head that classifies. Where TensorFlow would have to hold more than about
-two gigabytes of weights the width is a stated part of the original; blocks and heads are all there. Costs are
-floating-point operations. GPT-Neo has GPT2's blocks here: its windows of attention change no shape.
+(GPT2: 1,024) for language models, each with a head that classifies. Nothing writes weights, so those of 7 billion
+parameters take addresses but no memory. Costs are floating-point operations. GPT-Neo has GPT2's blocks here: its
+windows of attention change no shape.
 """
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
+
+# TensorFlow reads it once; by default, it allocates no more than the machine's memory, used or not.
+os.environ.setdefault("TF_MKL_ALLOC_MAX_BYTES", str(1 << 40))
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, ops
 
 from checkmate_tf.graph import Graph
@@ -37,7 +44,19 @@ def network_graph(name: str) -> Graph:
     """The graph of one training step of a network of NETWORKS."""
     network = NETWORKS[name]
     keras.utils.clear_session()
-    return op_graph(network.make(), batch_size=network.batch_size, name=name, costs=FlopsCosts())
+    with unwritten_weights():
+        return op_graph(network.make(), batch_size=network.batch_size, name=name, costs=FlopsCosts())
+
+
+@contextmanager
+def unwritten_weights() -> Iterator[None]:
+    """Has variables of Keras begin with whatever is in their memory, which the system provides once it is written."""
+
+    def reserve(self: Any, initializer: Any) -> None:
+        self._initialize(tf.raw_ops.Empty(shape=tuple(self._shape), dtype=self._dtype))
+
+    with mock.patch.object(keras.Variable, "_initialize_with_initializer", reserve):
+        yield
 
 
 class _Tokens(layers.Layer):
@@ -325,23 +344,21 @@ NETWORKS = {
     "gpt_neo_125m": Network(
         "EleutherAI/gpt-neo-125m", LONG_TEXTS, lambda: _causal("GPT2", 12, 768, 12, vocabulary_size=50_257)
     ),
-    "gpt_neo_2.7b_quarter": Network(
-        "EleutherAI/gpt-neo-2.7B, a quarter as wide", LONG_TEXTS,
-        lambda: _causal("GPT2", 32, 640, 20, vocabulary_size=50_257),
+    "gpt_neo_2.7b": Network(
+        "EleutherAI/gpt-neo-2.7B", LONG_TEXTS, lambda: _causal("GPT2", 32, 2560, 20, vocabulary_size=50_257)
     ),
     "bloom_560m": Network(
         "bigscience/bloom-560m", LONG_TEXTS, lambda: _causal("Bloom", 24, 1024, 16, vocabulary_size=250_880)
     ),
-    "bloom_3b_quarter": Network(
-        "bigscience/bloom-3b, a quarter as wide", LONG_TEXTS,
-        lambda: _causal("Bloom", 30, 640, 32, vocabulary_size=250_880),
+    "bloom_3b": Network(
+        "bigscience/bloom-3b", LONG_TEXTS, lambda: _causal("Bloom", 30, 2560, 32, vocabulary_size=250_880)
     ),
     "opt_350m": Network("facebook/opt-350m", LONG_TEXTS, lambda: _causal("OPT", 24, 1024, 16, vocabulary_size=50_272)),
-    "opt_6.7b_eighth": Network(
-        "facebook/opt-6.7b, an eighth as wide", LONG_TEXTS, lambda: _causal("OPT", 32, 512, 32, vocabulary_size=50_272)
+    "opt_6.7b": Network(
+        "facebook/opt-6.7b", LONG_TEXTS, lambda: _causal("OPT", 32, 4096, 32, vocabulary_size=50_272)
     ),
-    "llama_7b_eighth": Network(
-        "LLaMA 7B of the default configuration, an eighth as wide", LONG_TEXTS,
-        lambda: _causal("Llama", 32, 512, 32, vocabulary_size=32_000),
+    "llama_7b": Network(
+        "LLaMA 7B of the default configuration", LONG_TEXTS,
+        lambda: _causal("Llama", 32, 4096, 32, vocabulary_size=32_000),
     ),
 }  # fmt: skip
