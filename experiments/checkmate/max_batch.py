@@ -101,23 +101,25 @@ def baseline_schedules(graph: Graph, method: str) -> list[Schedule]:
     return [schedule_of_checkpoints(graph, retain_matrix(graph, choice)) for choice in choices]
 
 
-def baseline_batch(name: str, method: str) -> dict[str, Any]:
-    """Equation (11)."""
-    graph, free_bytes = one_row(name), DEVICE_BYTES - fixed_bytes(name)
+def baseline_batch(graph: Graph, free_bytes: int, method: str, *, shape: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Equation (11); for `shape`, see `largest_batch`."""
     simulations = [simulate(graph, schedule) for schedule in baseline_schedules(graph, method)]
     within = [simulation for simulation in simulations if simulation.cost <= most_cost(graph)]
     if not within:
         return {"batch_size": 0, "overhead": None}
     least = min(within, key=lambda simulation: simulation.peak_bytes)
-    return {"batch_size": free_bytes // least.peak_bytes, "overhead": least.overhead}
+    return {"batch_size": largest_of_shape(free_bytes // least.peak_bytes, shape), "overhead": least.overhead}
 
 
-def largest_batch(graph: Graph, free_bytes: int, time_limit_s: float, seed: int) -> dict[str, Any]:
+def largest_batch(
+    graph: Graph, free_bytes: int, time_limit_s: float, seed: int, *, shape: tuple[int, int] = (1, 1)
+) -> dict[str, Any]:
     """The largest batch with a schedule that meets (10), and the largest not proved impossible.
 
-    `graph` is that of one row, and `free_bytes` what is left beside the fixed bytes.
+    `graph` is that of one row, and `free_bytes` what is left beside the fixed bytes. With a shape of (f, e), a batch of
+    B has f B^e rows, so that B may be the side of images, in units of a square that a row is.
     """
-    search = _Search(graph, free_bytes, time_limit_s, seed)
+    search = _Search(graph, free_bytes, time_limit_s, seed, shape)
     search.close(undecided_fits=False)
     search.close(undecided_fits=True)
     return {
@@ -127,18 +129,26 @@ def largest_batch(graph: Graph, free_bytes: int, time_limit_s: float, seed: int)
         "allowed_overhead": most_cost(search.graph) / search.graph.baseline_cost - 1,
         "num_solves": search.num_solves,
         "seconds": time.perf_counter() - search.started,
-        "single_step": search.free_bytes // find_peak_bound(search.graph).peak_bytes,
+        "single_step": search.largest_within(find_peak_bound(search.graph).peak_bytes),
         "tried": search.tried,
     }
+
+
+def largest_of_shape(num_rows: int, shape: tuple[int, int]) -> int:
+    """The largest B with f B^e rows or fewer, for a shape of (f, e)."""
+    factor, exponent = shape
+    largest = round((num_rows / factor) ** (1 / exponent))
+    return largest - (factor * largest**exponent > num_rows)
 
 
 class _Search:
     """A bracket: `low` has a schedule, `high` is proved to have none."""
 
-    def __init__(self, graph: Graph, free_bytes: int, time_limit_s: float, seed: int):
+    def __init__(self, graph: Graph, free_bytes: int, time_limit_s: float, seed: int, shape: tuple[int, int]):
         self.graph, self.free_bytes, self.time_limit_s, self.seed = graph, free_bytes, time_limit_s, seed
+        self.factor, self.exponent = shape
         self.started = time.perf_counter()
-        self.high = self.free_bytes // find_peak_bound(self.graph).peak_bytes + 1
+        self.high = self.largest_within(find_peak_bound(self.graph).peak_bytes) + 1
         self.schedule = make_retain_all_schedule(self.graph)
         self.low, self.overhead = 0, 0.0
         self.take(self.schedule)
@@ -146,10 +156,13 @@ class _Search:
         self.num_solves = 0
         self.tried: dict[int, str] = {}
 
+    def largest_within(self, row_bytes: int) -> int:
+        """The largest batch if a row takes so many bytes, by equation (11)."""
+        return largest_of_shape(self.free_bytes // row_bytes, (self.factor, self.exponent))
+
     def take(self, schedule: Schedule) -> None:
-        """A schedule's largest batch, by equation (11)."""
         simulation = simulate(self.graph, schedule)
-        batch_size = self.free_bytes // simulation.peak_bytes
+        batch_size = self.largest_within(simulation.peak_bytes)
         if batch_size > self.low:
             self.low, self.schedule, self.overhead = batch_size, schedule, simulation.overhead
 
@@ -180,7 +193,7 @@ class _Search:
         try:
             solution = solve(
                 self.graph,
-                self.free_bytes // batch_size,
+                self.free_bytes // (self.factor * batch_size**self.exponent),
                 solver=Auto(start=self.schedule, tolerance=0.002),
                 time_limit_s=self.time_limit_s,
                 seed=self.seed,
@@ -205,10 +218,10 @@ class _Search:
 
 
 def compute(point: Point) -> dict[str, Any]:
+    graph, free_bytes = one_row(point["model"]), DEVICE_BYTES - fixed_bytes(point["model"])
     if point["method"] != "ours":
-        return baseline_batch(point["model"], point["method"])
-    name = point["model"]
-    return largest_batch(one_row(name), DEVICE_BYTES - fixed_bytes(name), point["time_limit_s"], point["seed"])
+        return baseline_batch(graph, free_bytes, point["method"])
+    return largest_batch(graph, free_bytes, point["time_limit_s"], point["seed"])
 
 
 def table(done: list[dict[str, Any]]) -> str:

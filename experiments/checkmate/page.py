@@ -17,6 +17,7 @@ SECTIONS = (
     ("Figure 5 with the costs of an H100", "h100_costs", ("figure5_h100",)),
     ("Figure 6: the largest batch", "max_batch", ("figure6",)),
     ("Section 6.4: the program with the batch as a variable", "batch_program", ()),
+    ("Section 6.4: the largest images", "max_resolution", ()),
     ("Figure 8 and appendix D: rounding", "rounding", ("figure8",)),
     ("Appendix A and section 4.6: the integrality gap", "integrality", ("integrality",)),
     ("Section 5.1: methods for the linear relaxation", "relaxation_methods", ()),
