@@ -152,7 +152,7 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
     """
     order = np.asarray(schedule.order, dtype=np.int64)
     costs = graph.costs[order].tolist()
-    computed_by = list(accumulate(costs, initial=0))  # position -> its beginning if nothing ever waits
+    undelayed = list(accumulate(costs, initial=0))  # position -> its beginning if nothing ever waits
     happens = _list_transfer_events(graph, schedule, order)
     waits = [0] * len(costs)
     transfers = []
@@ -161,7 +161,7 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
     waited = lane_out = lane_back = 0
     for position in sorted(happens):
         event = happens[position]
-        begin = now = computed_by[position] + waited
+        begin = now = undelayed[position] + waited
         now = max([now, *(out_end[value] for value in event.frees)])
         for value in event.issues:
             start = max(now, lane_back, out_end[value])
@@ -176,7 +176,7 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
             start = max(now + costs[position], lane_out)
             out_end[value] = lane_out = start + int(graph.values[value].offload_cost or 0)
             transfers.append(Transfer(value, False, start, lane_out))
-    begins = [begin + wait for begin, wait in zip(computed_by, accumulate(waits), strict=False)]
+    begins = [begin + wait for begin, wait in zip(undelayed, accumulate(waits), strict=False)]
     ends = [begin + cost for begin, cost in zip(begins, costs, strict=True)]
     ends[-1] = max([ends[-1], *ready.values()])  # including graph outputs that are fetched for the end
     return Timing(tuple(begins), tuple(ends), tuple(transfers))
@@ -184,7 +184,7 @@ def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
 
 @dataclass(slots=True)
 class _TransferEvent:
-    """What a position has to do with transfers: all are values.
+    """The values whose transfers concern a position.
 
     Args:
         frees: must be out before it begins.

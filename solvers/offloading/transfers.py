@@ -103,10 +103,10 @@ def hide_and_simulate(graph: Graph, schedule: Schedule, budget_bytes: int) -> tu
         return schedule, simulation
     options = [(schedule, simulation)]
     for change in (_hold_until_out, _fetch_early):
+        schedule, simulation = options[-1]
         changed = change(graph, schedule, simulation.memory_bytes, budget_bytes)
         simulation = simulate(graph, changed)
         if simulation.peak_bytes <= budget_bytes:
-            schedule = changed
             options.append((changed, simulation))
     return min(options, key=lambda option: option[1].cost)
 
