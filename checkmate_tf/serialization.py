@@ -36,6 +36,7 @@ def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any
         "cost_unit": graph.cost_unit,
         "source": graph.source,
         "resident_bytes": int(graph.resident_bytes),
+        **({} if graph.copies_hide else {"copies_hide": False}),
         "nodes": [
             {
                 "name": node.name,
@@ -70,6 +71,7 @@ def graph_from_json(data: Any) -> Graph:
         cost_unit=_read_field(data, "cost_unit", str, "graph", default="unit"),
         name=_read_field(data, "name", str, "graph", default="graph"),
         source=_read_field(data, "source", str, "graph", default=""),
+        copies_hide=_read_field(data, "copies_hide", bool, "graph", default=True),
     )
 
 

@@ -63,6 +63,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate values of a node and
     in-place outputs added. A fetched copy takes memory from its position on. If values are fetched, the cost is the
     time at which the last position ends, while values are copied out and back beside the nodes (see `time_schedule`).
+    Where copies do not hide (`Graph.copies_hide`), it is the time of all nodes and all copies together.
 
     Args:
         graph: the graph.
@@ -95,7 +96,9 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
     memory -= _count_taken_over_bytes(graph, order, intervals, schedule)
     if schedule.fetches:
-        return Simulation(memory, time_schedule(graph, schedule).end[-1], graph.baseline_cost)
+        timing = time_schedule(graph, schedule)
+        hidden = 0 if graph.copies_hide else timing.copying - timing.waiting
+        return Simulation(memory, timing.end[-1] + hidden, graph.baseline_cost)
     cost = sum(graph.costs[order].tolist())  # the sum for a long schedule may exceed 64 bits
     return Simulation(memory, cost, graph.baseline_cost)
 
@@ -124,10 +127,14 @@ class Timing:
         return self.end[-1] - sum(end - begin for begin, end in zip(self.begin, self.end, strict=True))
 
     @property
+    def copying(self) -> int:
+        """Returns the time of all transfers together."""
+        return sum(one.end - one.begin for one in self.transfers)
+
+    @property
     def hidden_share(self) -> float:
         """Returns the share of the copying during which nodes run; 1 if nothing is copied."""
-        copying = sum(one.end - one.begin for one in self.transfers)
-        return 1 - min(self.waiting / copying, 1) if copying else 1.0
+        return 1 - min(self.waiting / self.copying, 1) if self.copying else 1.0
 
 
 def time_schedule(graph: Graph, schedule: Schedule) -> Timing:

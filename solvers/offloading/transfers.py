@@ -108,7 +108,7 @@ def hide_and_simulate(graph: Graph, schedule: Schedule, budget_bytes: int) -> tu
         simulation = simulate(graph, changed)
         if simulation.peak_bytes <= budget_bytes:
             options.append((changed, simulation))
-    return min(options, key=lambda option: option[1].cost)
+    return min(reversed(options), key=lambda option: option[1].cost)
 
 
 def _hold_until_out(graph: Graph, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Schedule:

@@ -349,6 +349,14 @@ def test_a_fetch_becomes_a_recomputation_where_its_copies_take_longer() -> None:
     assert simulate(graph, converted).cost < simulate(graph, fitted).cost
 
 
+def test_copies_that_do_not_hide_are_worth_it_only_where_they_take_less_than_nodes() -> None:
+    graph = let_offload(training_chain(12, size=10, cost=10), 6)
+    budget_bytes = int(0.7 * simulate_stock(graph).peak_bytes)
+    for hide in (True, False):
+        solution = solve(replace(graph, copies_hide=hide), budget_bytes, solver=ALONE, time_limit_s=5)
+        assert bool(solution.schedule.fetches) == hide
+
+
 def test_a_copy_is_retained_where_there_is_room() -> None:
     graph = training_chain(4, size=10, cost=5)
     again = Schedule((0, 1, 0, *range(2, len(graph.nodes))))

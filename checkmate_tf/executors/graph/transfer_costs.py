@@ -25,11 +25,15 @@ _START_NS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """The rates at which values are copied out of memory and back, and the time before a copy begins."""
+    """The rates at which values are copied out of memory and back, and the time before a copy begins.
+
+    `copies_hide` is as in `Graph`: a GPU copies beside its nodes, and the CPU copies to a file itself.
+    """
 
     out_bytes_per_s: float
     back_bytes_per_s: float
     start_ns: int = _CALL_NS
+    copies_hide: bool = False
 
     def find_offload_ns(self, size_bytes: int) -> int:
         """Returns the time of a copy out."""
@@ -46,13 +50,13 @@ def measure_transfers(place: OffloadFolder | HostMemory) -> TransferCosts:
 
     Raises OffloadError if a folder cannot be written.
     """
-    start_ns = _CALL_NS if isinstance(place, OffloadFolder) else _START_NS
+    kind = (_CALL_NS, False) if isinstance(place, OffloadFolder) else (_START_NS, True)
     if place.bytes_per_s is not None:
-        return TransferCosts(place.bytes_per_s, place.bytes_per_s, start_ns)
+        return TransferCosts(place.bytes_per_s, place.bytes_per_s, *kind)
     copy_out, copy_back = (
         _prepare_file(place.path) if isinstance(place, OffloadFolder) else _prepare_host(find_default_device())
     )
-    return TransferCosts(_measure_rate(copy_out), _measure_rate(copy_back), start_ns)
+    return TransferCosts(_measure_rate(copy_out), _measure_rate(copy_back), *kind)
 
 
 def _measure_rate(copy: Callable[[], object]) -> float:
@@ -65,15 +69,19 @@ def _measure_rate(copy: Callable[[], object]) -> float:
 
 
 def _prepare_file(directory: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Returns copies like those of a step: of tensors that no cache has, and into new memory."""
     file = TransferFile(directory, _MEASURED_BYTES)
-    piece = np.ones(_PIECE_BYTES, dtype=np.uint8)
+    source = np.ones(_MEASURED_BYTES, dtype=np.uint8)
 
-    def run(make: Callable[[int], Callable[[np.ndarray], object]]) -> None:
+    def run(make: Callable[[int], Callable[[np.ndarray], object]], array: np.ndarray) -> None:
         for offset in range(0, _MEASURED_BYTES, _PIECE_BYTES):
-            make(offset)(piece)
+            make(offset)(array[offset : offset + _PIECE_BYTES])
         file.check()
 
-    return partial(run, file.make_offload), partial(run, file.make_fetch)
+    return (
+        lambda: run(file.make_offload, source),
+        lambda: run(file.make_fetch, np.empty(_MEASURED_BYTES, dtype=np.uint8)),
+    )
 
 
 def _prepare_host(device: str) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -98,7 +106,8 @@ def add_transfer_costs(training_graph: TrainingGraph, costs: TransferCosts) -> T
         if size_bytes >= LEAST_BYTES and _is_plain(training_graph, number):
             out_ns, back_ns = costs.find_offload_ns(size_bytes), costs.find_fetch_ns(size_bytes)
             values[number] = replace(value, offload_cost=out_ns, fetch_cost=back_ns)
-    return replace(training_graph, graph=replace(training_graph.graph, values=tuple(values)))
+    graph = replace(training_graph.graph, values=tuple(values), copies_hide=costs.copies_hide)
+    return replace(training_graph, graph=graph)
 
 
 def _is_plain(training_graph: TrainingGraph, value: int) -> bool:

@@ -51,6 +51,12 @@ def test_a_copy_held_for_longer_need_not_be_out_so_soon():
     assert (timing.waiting, timing.hidden_share) == (10, pytest.approx(1 - 10 / 12))
 
 
+def test_where_copies_do_not_hide_they_count_as_nodes_do():
+    graph = replace(GRAPH, copies_hide=False)
+    for schedule in (Schedule((0, 1, 2, 3), ((3, 0),)), Schedule((0, 1, 2, 3), ((3, 0),), ((2, 0),))):
+        assert simulate(graph, schedule).cost == 4 + 12
+
+
 def test_one_lane_each_way_copies_one_value_at_a_time():
     both = replace(GRAPH, values=(GRAPH.values[0], Value("b", 2, offload_cost=5, fetch_cost=7), *GRAPH.values[2:]))
     both = replace(both, nodes=(*both.nodes[:3], replace(both.nodes[3], inputs=(0, 1, 2))))
@@ -114,7 +120,8 @@ def test_the_execution_plan_fetches_before_it_computes():
 
 
 def test_transfer_costs_and_fetches_survive_json():
-    assert graph_from_json(json.loads(json.dumps(graph_to_json(GRAPH)))) == GRAPH
+    for graph in (GRAPH, replace(GRAPH, copies_hide=False)):
+        assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
     written = {"format": "checkmate-schedule/1", "order": [0, 1, 2, 3], "fetches": [[3, 0]]}
     assert schedule_from_json(written) == Schedule((0, 1, 2, 3), ((3, 0),))
     with pytest.raises(ScheduleError, match="pairs"):

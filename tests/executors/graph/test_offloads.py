@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from checkmate_tf.errors import EmissionError, OffloadError
+from checkmate_tf.executors.graph.transfer_costs import add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.transfer_file import TransferFile
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.executors.step import HostMemory, OffloadFolder
@@ -184,3 +185,9 @@ def test_what_cannot_be_written_is_held_until_it_is_read(tmp_path, monkeypatch):
     with pytest.raises(OffloadError, match="with the right numbers"):
         file.check()
     file.check()
+
+
+@pytest.mark.parametrize(("place", "hide"), [(OffloadFolder("", 1e9), False), (HostMemory(1e9), True)])
+def test_only_a_gpus_copies_hide(chain, place, hide):
+    costed = add_transfer_costs(chain, measure_transfers(place))
+    assert costed.graph.copies_hide == hide
