@@ -70,11 +70,12 @@ def choose_transfers(
         return search.deadline_s - (1 - share) * search.remaining_s
 
     bound = graph.baseline_cost
-    learn(make_retain_all_schedule(graph), end_of(_FIRST_SHARE))
-    if problem.order == "fixed" and best_cost != bound and not first_schedule:
-        from checkmate_tf.solvers.offloading.bound import bound_cost  # needs SciPy and HiGHS
+    if not first_schedule:
+        learn(make_retain_all_schedule(graph), end_of(_FIRST_SHARE))
+        if problem.order == "fixed" and best_cost != bound:
+            from checkmate_tf.solvers.offloading.bound import bound_cost  # needs SciPy and HiGHS
 
-        bound = bound_cost(graph, problem.budget_bytes, deadline_s=end_of(_BOUND_SHARE))
+            bound = bound_cost(graph, problem.budget_bytes, deadline_s=end_of(_BOUND_SHARE))
     started_s = search.elapsed_s
     for number, larger in enumerate(_BUDGETS):
         if search.remaining_s <= 0 or (best is not None and (first_schedule or best_cost == bound)):
@@ -84,5 +85,7 @@ def choose_transfers(
         limit_s = search.remaining_s * (share / 2 if number else _OWN_SHARE)
         within = replace(problem, graph=plain, budget_bytes=budget_bytes)
         learn(solve_plain(Search(within, limit_s, search.seed)).schedule, end_of(share))
+    if first_schedule and best is None:  # offloading alone comes last, because it costs most
+        learn(make_retain_all_schedule(graph), search.deadline_s)
     stats = {"fetches": 0 if best is None else len(best.fetches), "searched_s": search.elapsed_s - started_s}
     return Result(best, bound, problem.order, stats=stats)

@@ -367,3 +367,12 @@ def test_conversion_ends_at_its_deadline() -> None:
     graph = training_chain(4, size=10, cost=5)
     again = Schedule((0, 1, 0, *range(2, len(graph.nodes))))
     assert convert_copies(graph, again, simulate_stock(graph).peak_bytes, deadline_s=0.0) == again
+
+
+def test_a_first_schedule_offloads_only_where_recomputation_does_not_do() -> None:
+    graph = let_offload(training_chain(12, size=10, cost=1), 50)
+    budget_bytes = int(0.7 * simulate_stock(graph).peak_bytes)
+    first = solve(graph, budget_bytes, solver=replace(ALONE, first_schedule=True), time_limit_s=5)
+    assert not first.schedule.fetches
+    once = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    assert solve(once, budget_bytes, solver=replace(ALONE, first_schedule=True), time_limit_s=5).schedule.fetches
