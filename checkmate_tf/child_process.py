@@ -32,6 +32,7 @@ def start_process(
     environment: Mapping[str, str] | None = None,
     folder: str = "",
     outlives: bool = False,
+    without: Iterable[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a process that calls `main(arguments)` of a module of this package.
 
@@ -45,12 +46,13 @@ def start_process(
         folder: the new process removes this folder if this process ends first. Nothing of the package may then delay
             that.
         outlives: whether it continues when this process ends. Its standard input is then empty.
+        without: packages that it does not find, so that others which use them where they are installed start sooner.
 
     Raises OSError if no process can be started.
     """
     # Paths that are not absolute depend on the current directory at that time. The package itself may have such a path.
     path = [*filter(os.path.isabs, sys.path), str(_THIS_FILE.parents[1])]
-    options = json.dumps({"path": path, "folder": folder, "outlives": outlives})
+    options = json.dumps({"path": path, "folder": folder, "outlives": outlives, "without": [*without]})
     return subprocess.Popen(
         [sys.executable, "-P", *["-O"] * sys.flags.optimize, str(_THIS_FILE), options, module, *arguments],
         stdin=subprocess.DEVNULL if outlives else subprocess.PIPE,
@@ -99,6 +101,7 @@ def _run(options: str, module: str, *arguments: str) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     sys.path[:] = given["path"]
+    sys.modules.update(dict.fromkeys(given["without"]))  # None stands for no module.
     sys.argv = [module, *arguments]
     importlib.import_module(module).main(arguments)
 

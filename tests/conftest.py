@@ -3,9 +3,11 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -42,6 +44,31 @@ def forgotten_plans() -> Iterator[None]:
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_cache, "get_default_folder", lambda: Path(tempfile.mkdtemp(dir=folder)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_optimizers() -> Iterator[None]:
+    """Builds optimizers of models that train stock before their steps, which Keras otherwise traces twice."""
+    if "keras" not in sys.modules:  # No test trains.
+        yield
+        return
+    import keras
+
+    from checkmate_tf.keras_private import is_keras_method
+    from checkmate_tf.training.installed_step import find_installed_step
+
+    make = keras.Model.make_train_function
+
+    def build_and_make(self: Any, force: bool = False) -> None:
+        is_stock = find_installed_step(self) is None and is_keras_method(self, "train_step")
+        if is_stock and self.built and self.optimizer and not self.optimizer.built:
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)
+        make(self, force)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.Model, "make_train_function", build_and_make)
         yield
 
 

@@ -118,6 +118,23 @@ def test_files_in_the_current_directory_are_not_run(tmp_path, monkeypatch, entry
     assert str(data) not in (tmp_path / "found").read_text()
 
 
+def test_a_process_does_not_find_what_it_is_to_be_without(tmp_path, monkeypatch):
+    (tmp_path / "task.py").write_text(
+        "from pathlib import Path\n"
+        "def main(arguments):\n"
+        "    try:\n"
+        "        import wave\n"
+        "    except ImportError:\n"
+        "        wave = None\n"
+        "    Path(arguments[0]).write_text(repr(wave))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = start_process("task", str(tmp_path / "found"), without=["wave"])
+    assert process.wait() == 0
+    end_process(process)
+    assert (tmp_path / "found").read_text() == "None"
+
+
 def test_an_interrupt_from_the_terminal_is_for_the_parent_alone(tmp_path, monkeypatch):
     (tmp_path / "task.py").write_text(IDLE)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.programs import WITHOUT_OPTIONAL
+
 
 @pytest.fixture(scope="module")
 def mirrored() -> dict[str, Any]:
@@ -54,7 +56,8 @@ def test_two_workers_with_a_custom_loop(record_property: Any) -> None:
 
 
 def _command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", f"experiments.keras_users.{module}", *arguments]
+    run = f"import runpy; runpy.run_module('experiments.keras_users.{module}', run_name='__main__')"
+    return [sys.executable, "-c", WITHOUT_OPTIONAL + run, *arguments]
 
 
 def _results(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:

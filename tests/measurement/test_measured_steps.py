@@ -17,6 +17,7 @@ from checkmate_tf.measurement.kept_state import keep_state, move_to_fitting_chun
 from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.training.traced_model import trace_model
+from tests.programs import WITHOUT_OPTIONAL
 
 _TENSOR_BYTES = 3 << 20
 
@@ -25,7 +26,7 @@ _TENSOR_BYTES = 3 << 20
 def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) -> None:
     """In processes of their own, with oneDNN on: the first region of an empty pool is larger than the tensor."""
     program = (
-        "import tensorflow as tf\n"
+        f"{WITHOUT_OPTIONAL}import tensorflow as tf\n"
         "from checkmate_tf.measurement.device_memory import reserve_pool\n"
         "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
         f"if {reserve}:\n"

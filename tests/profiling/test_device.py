@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from checkmate_tf.profiling import device as devices
 from checkmate_tf.profiling.device import find_physical_gpu, make_device_key, parse_nvidia_driver
+from tests.programs import WITHOUT_OPTIONAL
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.3.0"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 12.3.0"
@@ -40,7 +41,7 @@ def test_a_logical_gpu_is_on_the_card_that_is_visible(monkeypatch: pytest.Monkey
 def test_limits_are_those_of_the_devices_that_tensorflow_made() -> None:
     """A CPU that was parted has a second device only by this process's own settings; the same settings limit a GPU."""
     program = (
-        "import tensorflow as tf\n"
+        f"{WITHOUT_OPTIONAL}import tensorflow as tf\n"
         "cpu, = tf.config.list_physical_devices('CPU')\n"
         "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)\n"
         "from checkmate_tf.tf_private import find_memory_limit\n"

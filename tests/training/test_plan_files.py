@@ -19,6 +19,7 @@ from checkmate_tf.solvers.checkpointing.retain_all import RetainAll
 from checkmate_tf.training import batches
 from checkmate_tf.training.installed_step import find_installed_step
 from checkmate_tf.training.traced_model import trace_model
+from tests.programs import WITHOUT_OPTIONAL
 
 layers = keras.layers
 QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "progress": False}
@@ -138,7 +139,7 @@ def test_a_prefetched_batch_more_is_no_other_step(
     for prefetched_bytes, is_planned in ((3 * batch_bytes, True), (2 * batch_bytes, False), (9 * batch_bytes, True)):
         solves.clear()
         monkeypatch.setattr(batches, "measure_prefetched_bytes", lambda *_, held=prefetched_bytes, **__: held)
-        plan = checkmate_tf.rematerialize(build(), data=(x, y), batch_size=2048, budget="80%", **QUICK)
+        plan = checkmate_tf.rematerialize(build(), data=(x, y), batch_size=2048, budget="80%", time_limit_s=2, **QUICK)
         assert ("solve" in solves) == is_planned
         assert plan.resident.prefetched == prefetched_bytes
 
@@ -220,7 +221,7 @@ def test_of_two_processes_that_plan_the_same_step_one_solves(
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONWARNINGS": "error::RuntimeWarning"}
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        [sys.executable, "-c", WITHOUT_OPTIONAL + SCRIPT, str(tmp_path)],
         cwd=root,
         env=environment,
         stdin=subprocess.PIPE,

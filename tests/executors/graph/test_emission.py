@@ -23,6 +23,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside, make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import extract
 from experiments.training_steps import Branch, batch_of, recompute_all, run, trace
+from tests.programs import WITHOUT_OPTIONAL
 from tests.rewriting.attention import make_attention, make_hidden, trace_attention
 from tests.training_steps import conv_chain, schedules, stateful_net
 
@@ -111,7 +112,7 @@ def test_control_edges_and_data_order_what_memory_asks(chain):
 def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (
-        "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
+        f"{WITHOUT_OPTIONAL}from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
         "from tests.executors.graph.test_emission import *\n"
         "model = conv_chain(num_layers=8, size=64)\n"
         "chain = extract(trace(model, batch_size=2))\n"

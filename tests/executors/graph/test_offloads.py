@@ -22,6 +22,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from experiments.training_steps import batch_of, run, trace
 from tests.gpu_graphs import optimize_for_gpu
+from tests.programs import WITHOUT_OPTIONAL
 from tests.training_steps import conv_chain
 
 _LEAST_GAP = 4
@@ -108,7 +109,9 @@ print(*{node.device[-5:] for node in emitted.graph_def.node if "/fetch_" in node
 
 
 def test_copies_to_another_devices_memory_change_no_number():
-    done = subprocess.run([sys.executable, "-c", _ON_TWO_DEVICES], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTIONAL + _ON_TWO_DEVICES], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"CPU:0", "CPU:1"}
 
@@ -161,7 +164,7 @@ def test_a_file_has_no_name_and_holds_what_was_written(tmp_path):
 
 def test_a_process_that_is_killed_leaves_no_file(tmp_path):
     program = (
-        "import os, signal, sys, numpy\n"
+        f"{WITHOUT_OPTIONAL}import os, signal, sys, numpy\n"
         "from checkmate_tf.executors.graph.transfer_file import TransferFile\n"
         "TransferFile(sys.argv[1], 64).make_offload(0)(numpy.ones(16, numpy.float32))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
