@@ -93,9 +93,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one output would take over the storage of two inputs",
     ),
     _simulator(
-        "now = max([now, *(out_end[value] for value in frees.get(position, ()))])",
+        "now = max([now, *(out_end[value] for value in event.frees)])",
         "now = now + 0",
         "memory would be counted as free before its value is copied out",
+    ),
+    _simulator(
+        "hidden = 0 if graph.copies_hide else timing.copying - timing.waiting",
+        "hidden = 0",
+        "copies to a file would be predicted to cost nothing, although the CPU makes them",
     ),
     _simulator(
         "start = max(now, lane_back, out_end[value])",
