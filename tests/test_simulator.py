@@ -118,6 +118,9 @@ def test_storage_is_taken_over_after_its_other_readers() -> None:
     assert find_first_beside(graph, make_retain_all_schedule(graph)).tolist() == [0, 0, 2]
     roomy = replace(graph, nodes=(replace(graph.nodes[0], workspace_bytes=11), *graph.nodes[1:]))
     assert find_first_beside(roomy, make_retain_all_schedule(roomy)).tolist() == [0, 1, 1]
+    # The peak has no room for a and c while b is the first that may still run.
+    tight = replace(graph, nodes=(replace(graph.nodes[0], workspace_bytes=5), *graph.nodes[1:]))
+    assert find_first_beside(tight, make_retain_all_schedule(tight)).tolist() == [0, 1, 2]
 
 
 @given(graphs(plain=True))
