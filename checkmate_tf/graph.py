@@ -186,6 +186,8 @@ def _check(graph: Graph) -> None:
     if not graph.nodes:
         raise GraphError(f"graph {graph.name!r} has no nodes")
     _check_number(graph.resident_bytes, f"resident_bytes of graph {graph.name!r}")
+    if not isinstance(graph.copies_hide, bool):
+        raise GraphError(f"copies_hide of graph {graph.name!r} is {quote(graph.copies_hide)}; it must be True or False")
     for index, stored in enumerate(graph.values):
         _check_text(stored.name, f"name of value {index}")
         place = f"value {index} ({stored.name})"

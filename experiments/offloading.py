@@ -34,7 +34,7 @@ _BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside wh
 _MOVED = 0.7  # of the optimizer's state, for models with state
 _SEED = 1
 _STEPS = {"quick": 1000}
-_FEW_STEPS = 4
+_FEW_STEPS = 12
 _TIME_LIMIT_S = 10.0
 _WARM = 100  # of a thousand steps, before growth is counted
 

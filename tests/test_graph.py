@@ -74,6 +74,7 @@ def test_malformed_node_is_refused(changes: dict[str, Any], message: str) -> Non
         ({"outputs": (9,)}, "outputs of graph 'graph': 9 is not the index"),
         ({"outputs": (4, 4)}, "name a value twice"),
         ({"resident_bytes": -1}, "resident_bytes of graph 'graph' is -1"),
+        ({"copies_hide": 1}, "copies_hide of graph 'graph' is 1; it must be True or False"),
         ({"values": tuple(Value("v", -7) for _ in range(5))}, r"size_bytes of value 0 \(v\) is -7"),
         ({"values": (*diamond().values, Value("orphan", 1))}, r"no node computes value 5 \(orphan\)"),
     ],

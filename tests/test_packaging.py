@@ -30,7 +30,7 @@ CORE = {
     "process_memory": set[str](),
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
-    "simulator": {"errors", "graph", "schedule"},
+    "simulator": {"errors", "graph", "graph_arrays", "schedule"},
     "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
     "patterns": {"arguments", "constraints", "errors", "graph", "origins"},

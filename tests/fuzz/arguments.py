@@ -57,7 +57,7 @@ def check_core_arguments(seed: int) -> str:
             checkmate_tf.simulate: {"graph": graph, "schedule": Schedule(tuple(range(len(graph.nodes))))},
             Graph: {
                 "nodes": graph.nodes, "values": graph.values, "outputs": graph.outputs, "resident_bytes": 0,
-                "cost_unit": "unit", "name": "graph", "source": "",
+                "cost_unit": "unit", "name": "graph", "source": "", "copies_hide": True,
             },
             _make_node: {
                 "name": "a", "op_type": "Relu", "inputs": (), "outputs": (0,), "cost": 1, "workspace_bytes": 0,
