@@ -269,8 +269,8 @@ def page() -> str:
             "Each row is a new process that trains on one batch: the stock step, the plan of the least budget known to "
             "work by recomputation alone, and a plan for a lower budget with values in files. Peaks are the highest of "
             "all steps. Times are medians of steps, divided by that of the stock step. Other processes shared the "
-            "machine with `quick`, so its measured times are not meaningful. VmHWM counts the whole process, including TensorFlow, and "
-            "the memory for tracing and rewriting the step.",
+            "machine with `quick`, so its measured times are not meaningful. VmHWM counts the whole process, including "
+            "TensorFlow, and the memory for tracing and rewriting the step.",
             "",
             table(rows),
             "",
