@@ -77,8 +77,8 @@ class Graph:
         outputs: values that must exist at the end of the step.
         resident_bytes: memory that is always held: parameters, optimizer state, batch.
         cost_unit: "ns" once profiled.
-        copies_hide: whether nodes run as fast beside copies of offloaded values as without. If not, a schedule costs
-            what its nodes and its copies cost together. On a CPU, copies take memory bandwidth and a core.
+        copies_hide: whether nodes run as fast beside copies of offloaded values as without. If not, the cost of a
+            schedule is the sum over its nodes and its copies. On a CPU, copies take memory bandwidth and a core.
 
     Raises:
         GraphError: unless every value has exactly one producer, every node reads only values produced before it, and

@@ -2,9 +2,9 @@
 
 Those of keras.applications and KerasHub are taken from there; the others are built here in the sizes of the model that
 the paper names. Batches and lengths are the paper's: 512 images of 224 x 224, 128 texts of 512 tokens, 8 of 2,048
-(GPT2: 1,024) for language models, each with a head that classifies. Nothing writes weights, so those of 7 billion
-parameters take addresses but no memory. Costs are floating-point operations. GPT-Neo has GPT2's blocks here: its
-windows of attention change no shape.
+(GPT2: 1,024) for language models, each with a head that classifies. Weights are never written, so even 7 billion
+parameters take no memory. Costs are floating-point operations. GPT-Neo has GPT2's blocks here: its windows of attention
+change no shape.
 """
 
 import math
@@ -50,7 +50,7 @@ def network_graph(name: str) -> Graph:
 
 @contextmanager
 def unwritten_weights() -> Iterator[None]:
-    """Has variables of Keras begin with whatever is in their memory, which the system provides once it is written."""
+    """Leaves new variables of Keras unwritten, so that the operating system provides no memory for them."""
 
     def reserve(self: Any, initializer: Any) -> None:
         self._initialize(tf.raw_ops.Empty(shape=tuple(self._shape), dtype=self._dtype))

@@ -21,7 +21,7 @@ from checkmate_tf.solvers.search import Search
 
 _BUDGETS = (0.0, 0.1, 0.2, 0.4)  # on the way from the budget itself to the stock step's peak
 _OWN_SHARE = 0.5  # share of the time for the solver with the budget itself
-_FIRST_SHARE = 0.05  # share of the time for offloading alone, and what becomes of it
+_FIRST_SHARE = 0.05  # share of the time for offloading alone and its conversion
 _BOUND_SHARE = 0.1  # share of the time for the bound
 
 

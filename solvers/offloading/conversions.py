@@ -1,8 +1,9 @@
 """Makes a schedule cheaper: recomputed copies are fetched or retained instead, and fetched ones recomputed.
 
 A fetch in place of a recomputation reads no inputs, so memory does not rise, and recomputations that served only this
-one are left out. This is a local search. It tries the copies in the order of what computing costs beside copying, twice
-as many at once after each success, and keeps a change if the simulated schedule is cheaper and within the budget.
+one are left out. This is a local search. It sorts the copies by the cost of computing them over that of copying them,
+changes the first, then twice as many at once after each success, and keeps a change if the simulated schedule is
+cheaper and within the budget.
 """
 
 import time
@@ -57,7 +58,7 @@ class _Conversion:
         self._cost = simulate(graph, schedule).cost
 
     def try_all(self, way: _Way) -> int:
-        """Tries to have each event happen in a way; returns for how many that made the schedule cheaper."""
+        """Makes each event happen in a way if that is cheaper; returns the number of changed events."""
         left = self._rank(way)
         size, num_changed = 1, 0
         while left and time.perf_counter() < self._deadline_s:
@@ -72,7 +73,7 @@ class _Conversion:
         return num_changed
 
     def _rank(self, way: _Way) -> list[int]:
-        """Lists the events that may happen in another way, in the order of what computing costs beside copying."""
+        """Lists the events that may happen in a way, sorted by the cost of computing over that of copying."""
         graph = self._graph
 
         def may(event: _Event) -> bool:

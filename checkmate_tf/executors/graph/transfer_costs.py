@@ -27,7 +27,7 @@ _START_NS = 20_000
 class TransferCosts:
     """The rates at which values are copied out of memory and back, and the time before a copy begins.
 
-    `copies_hide` is as in `Graph`: a GPU copies beside its nodes, and the CPU copies to a file itself.
+    `copies_hide` is that of `Graph`: a GPU computes while it copies, but a CPU that copies to a file computes less.
     """
 
     out_bytes_per_s: float
@@ -69,7 +69,7 @@ def _measure_rate(copy: Callable[[], object]) -> float:
 
 
 def _prepare_file(directory: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Returns copies like those of a step: of tensors that no cache has, and into new memory."""
+    """Returns copies like those of a step, which read tensors that are in no cache and write to new memory."""
     file = TransferFile(directory, _MEASURED_BYTES)
     source = np.ones(_MEASURED_BYTES, dtype=np.uint8)
 
