@@ -46,7 +46,7 @@ def start_process(
         folder: the new process removes this folder if this process ends first. Nothing of the package may then delay
             that.
         outlives: whether it continues when this process ends. Its standard input is then empty.
-        without: packages that it does not find, so that others which use them where they are installed start sooner.
+        without: packages that imports in the new process do not find. Libraries that can do without them load sooner.
 
     Raises OSError if no process can be started.
     """

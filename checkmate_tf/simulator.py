@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.graph_arrays import Rows
+from checkmate_tf.graph_arrays import Rows, mark
 from checkmate_tf.schedule import Retention, Schedule, check_positions, find_retention, list_events
 
 
@@ -208,8 +208,7 @@ class _TransferEvent:
 
 def _list_transfer_events(graph: Graph, schedule: Schedule, order: np.ndarray) -> dict[int, _TransferEvent]:
     happens: defaultdict[int, _TransferEvent] = defaultdict(_TransferEvent)
-    is_fetched = np.zeros(len(graph.values), dtype=np.bool_)
-    is_fetched[[value for _, value in schedule.fetches]] = True
+    is_fetched = mark((value for _, value in schedule.fetches), len(graph.values))
     for value, last in find_offload_ends(graph, schedule).items():
         if last + 1 < len(order):
             happens[last + 1].frees.append(value)

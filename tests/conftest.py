@@ -49,7 +49,7 @@ def forgotten_plans() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def built_optimizers() -> Iterator[None]:
-    """Builds optimizers of models that train stock before their steps, which Keras otherwise traces twice."""
+    """Builds the optimizer before a model's first stock step, because Keras otherwise traces that step twice."""
     if "keras" not in sys.modules:  # No test trains.
         yield
         return

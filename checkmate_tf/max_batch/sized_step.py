@@ -140,7 +140,7 @@ class SizedStep:
     def trace_model(self, size: int) -> TracedModel:
         """Traces the step of a size."""
         spec = self.make_spec(size)
-        build_for(self.model, spec, is_guessed=self.example is None or self.batch_size is not None)
+        build_for(self.model, spec)
         traced = TracedModel.of(self.model, spec, with_metrics=self.chunk_loss is not None)
         return traced.chunk(self.chunk_loss, self.chunk_rows)
 

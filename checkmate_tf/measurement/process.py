@@ -31,7 +31,7 @@ _STEPS = 3
 _OUT_OF_MEMORY = "out of memory"
 _MODEL, _RESULT = "model", "result.json"
 _LOOK_S = 0.01
-# Keras, which TensorFlow imports, imports these where they are installed. A saved step needs none of them.
+# TensorFlow imports Keras, which imports these packages if they are installed. A saved step needs none of them.
 _UNNEEDED = ("matplotlib", "pandas", "sklearn")
 # If the process does not survive a failed allocation, its error output contains one of these.
 _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED", "Out of memory", "MemoryError")

@@ -12,12 +12,11 @@ from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.step_part import make_gradient_part
 
 
-def build_for(model: keras.Model, spec: BatchSpec, *, is_guessed: bool = False) -> None:
+def build_for(model: keras.Model, spec: BatchSpec) -> None:
     """Creates the variables of the first training step: weights, metrics, loss trackers, optimizer state.
 
     An interrupt waits until all of them exist, because an optimizer with some of its variables cannot train. A
-    `train_step` of the user's own creates its variables when it is traced. With `is_guessed`, the spec is one of
-    `guess_spec`, for which the model was already called.
+    `train_step` of the user's own creates its variables when it is traced.
 
     Raises BatchError if the model cannot train on such a batch.
     """
@@ -26,8 +25,6 @@ def build_for(model: keras.Model, spec: BatchSpec, *, is_guessed: bool = False) 
     try:
         with hold_interrupts():
             keras_private.build_from_batch(model, spec.structure)
-        if is_guessed:
-            return
         # A call of the model accepts inputs that lack a last dimension of 1.
         keras_private.infer_predictions(model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0])
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -140,7 +140,7 @@ def prepare_batch(model: keras.Model, *, batch_size: int | None, data: Any, is_r
     choose = choose_batch if is_run else describe_batch
     with get_scope(model):
         batch = choose(model, batch_size=batch_size, data=data)
-        build_for(model, batch.spec, is_guessed=data is None)
+        build_for(model, batch.spec)
         check_model(model)
     return batch
 

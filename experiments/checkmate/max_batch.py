@@ -116,8 +116,8 @@ def largest_batch(
 ) -> dict[str, Any]:
     """The largest batch with a schedule that meets (10), and the largest not proved impossible.
 
-    `graph` is that of one row, and `free_bytes` what is left beside the fixed bytes. With a shape of (f, e), a batch of
-    B has f B^e rows. With (f, 2), a row is a square of an image, and B the side of f images in squares.
+    `graph` is that of one row, and `free_bytes` the memory beside the fixed bytes. With a shape of (f, e), a batch of
+    size B has f B^e rows. With (f, 2), a row is a square of an image, and B the side of f images in squares.
     """
     search = _Search(graph, free_bytes, time_limit_s, seed, shape)
     search.close(undecided_fits=False)

@@ -1,9 +1,9 @@
 """Checkmate, section 6.4: the largest images of U-Net in 16 GB at the cost of at most one more forward pass.
 
 The paper says that its schedules can increase the resolution instead of the batch, and gives no figures. U-Net has only
-convolutions, and halves an image four times. Images whose sides are multiples of 32 therefore cost, and take,
-what their squares of 32 x 32 do, so that a batch of images is a batch of squares, and Figure 6's methods apply. Images
-are square here.
+convolutions, and halves an image four times. If the sides of an image are multiples of 32, its cost and its memory are
+the sums of those of its squares of 32 x 32 pixels. A batch of images is then a batch of squares, to which the methods
+of Figure 6 apply. Images are square here.
 
     python -m experiments.checkmate.max_resolution [--batches 1 4 16] [--time-limit 30]
 """
@@ -35,7 +35,7 @@ BATCHES = (1, 4, 16)
 
 
 def one_square() -> Graph:
-    """The graph of one square. The loss, a number a row, takes none."""
+    """The graph of one square. The loss is a single number for a row, and its size is left out."""
     graph = one_row(MODEL)
 
     def scale(number: int) -> int:

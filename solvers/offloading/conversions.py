@@ -104,7 +104,7 @@ class _Conversion:
 
 
 def _list_events(graph: Graph, schedule: Schedule) -> list[_Event]:
-    """Lists what a schedule does, the fetches of a position before it."""
+    """Lists the events of a schedule in order; the fetches of a position come before its computation."""
     at: dict[int, list[int]] = {}
     for position, value in schedule.fetches:
         at.setdefault(position, []).append(value)

@@ -97,7 +97,7 @@ def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sched
 
 
 def hide_and_simulate(graph: Graph, schedule: Schedule, budget_bytes: int) -> tuple[Schedule, Simulation]:
-    """Returns what `hide_transfers` returns, with its simulation."""
+    """Returns the schedule of `hide_transfers` and its simulation."""
     simulation = simulate(graph, schedule)
     if simulation.peak_bytes > budget_bytes or not schedule.fetches:
         return schedule, simulation

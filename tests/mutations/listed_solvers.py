@@ -231,7 +231,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "offloading/conversions",
         'if event.is_first or event.way in (way, "retain"):',
         'if event.is_first or event.way != "compute":',
-        "what is offloaded would never be recomputed, even where that takes less time",
+        "offloaded values would never be recomputed, even where that takes less time",
         "offloading::a_fetch_becomes_a_recomputation_where_its_copies_take_longer",
     ),
     _solver(
