@@ -65,14 +65,19 @@ class FlopsCosts(CostModel):
 
 @dataclass(frozen=True)
 class RooflineCosts(CostModel):
-    """A node costs the longer of computing and moving its data, at rates measured on the device (cached)."""
+    """A node costs the longer of computing and moving its data, at rates measured on the device (cached).
+
+    Args:
+        compiled: XLA compiles the step, so that a node starts one kernel rather than one for each operation.
+    """
 
     cache_path: Path | str | None = None
     device: str | None = None
+    compiled: bool = False
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         roofline = calibrate_roofline(cache_path=self.cache_path, device=self.device)
-        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, roofline)))
+        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, roofline, compiled=self.compiled)))
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,9 @@ class MeasuredCosts(CostModel):
     progress: bool = True
     on_node: Callable[[int, int], None] | None = None
 
-    @property
-    def roofline(self) -> RooflineCosts:
+    def make_roofline(self, *, compiled: bool) -> RooflineCosts:
         """Returns the cost model for nodes that cannot be timed, on the same device."""
-        return RooflineCosts(self.cache_path, self.device)
+        return RooflineCosts(self.cache_path, self.device, compiled)
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         profile = profile_graph(
@@ -107,7 +111,7 @@ class MeasuredCosts(CostModel):
         costs = [0 if entry is None else round(entry.cost_ns) for entry in profile.measurements]
         if profile.reasons:
             _warn_of_estimates(training_graph.graph, profile.reasons)
-            estimates = self.roofline.find_node_costs(training_graph).costs
+            estimates = self.make_roofline(compiled=False).find_node_costs(training_graph).costs
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
         measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(
@@ -124,13 +128,16 @@ class DeviceCosts(CostModel):
 
     Args:
         device: a name in `devices.DEVICES`.
+        compiled: XLA compiles the step, so that a node starts one kernel rather than one for each operation.
     """
 
     device: str
+    compiled: bool = False
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         figures, nodes = DEVICES[self.device], range(len(training_graph.graph.nodes))
-        return NodeCosts("ns", tuple(figures.estimate_cost_ns(training_graph, node) for node in nodes))
+        costs = (figures.estimate_cost_ns(training_graph, node, compiled=self.compiled) for node in nodes)
+        return NodeCosts("ns", tuple(costs))
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,7 @@ def make_cost_model(
     Args:
         compiled: whether XLA compiles the step. "auto" is a roofline if so, and measured costs otherwise. Timing the
             code that XLA compiles for each node takes as long as the rest of planning, and leads to no faster steps.
+            In a roofline, a node then starts one kernel.
 
     Raises ProfileError for any other name.
     """
@@ -167,11 +175,11 @@ def make_cost_model(
         case "flops":
             return FlopsCosts()
         case "roofline":
-            return RooflineCosts(cache_path, device)
+            return RooflineCosts(cache_path, device, compiled)
         case "unit":
             return UnitCosts()
     if name in DEVICES:
-        return DeviceCosts(name)
+        return DeviceCosts(name, compiled)
     if name.endswith(".json"):
         load_profile(name)
         return ProfiledCosts(name)
@@ -221,17 +229,21 @@ def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
     return replace(graph, nodes=nodes, cost_unit=costs.unit)
 
 
-def estimate_roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
+def estimate_roofline_costs(training_graph: TrainingGraph, roofline: Roofline, *, compiled: bool) -> list[int]:
     """Returns a roofline's estimate of the cost of every node, ns, [num_nodes].
 
     Only values that leave the node count as moved.
+
+    Args:
+        compiled: a node starts one kernel, not one for each operation.
     """
     graph = training_graph.graph
     costs = []
     for index, node in enumerate(graph.nodes):
         ops = training_graph.get_node_ops(index)
         moved_bytes = sum(graph.values[value].size_bytes for value in (*node.inputs, *node.outputs))
-        costs.append(round(roofline.estimate_cost_ns(sum(map(count_op_flops, ops)), moved_bytes, len(ops))))
+        num_kernels = 1 if compiled else len(ops)
+        costs.append(round(roofline.estimate_cost_ns(sum(map(count_op_flops, ops)), moved_bytes, num_kernels)))
     return costs
 
 

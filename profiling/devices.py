@@ -79,15 +79,15 @@ class DeviceFigures:
     source: str
     cuda: CudaProperties
 
-    def estimate_cost_ns(self, training_graph: TrainingGraph, node: int) -> int:
-        """Returns a roofline's estimate of the cost of a node."""
+    def estimate_cost_ns(self, training_graph: TrainingGraph, node: int, *, compiled: bool) -> int:
+        """Returns a roofline's estimate of the cost of a node. If the step is compiled by XLA, it is one kernel."""
         ops = training_graph.get_node_ops(node)
         compute_ns = sum(count_op_flops(op) / (_FLOPS_PER_NS * self._find_tflops(op)) for op in ops)
         described = training_graph.graph.nodes[node]
         values = (*described.inputs, *described.outputs)
         moved_bytes = sum(training_graph.graph.values[value].size_bytes for value in values)
         roofline = Roofline(flops_per_ns=1.0, bytes_per_ns=self.gbytes_per_s, dispatch_ns=_DISPATCH_NS)
-        return round(roofline.estimate_cost_ns(compute_ns, moved_bytes, len(ops)))
+        return round(roofline.estimate_cost_ns(compute_ns, moved_bytes, 1 if compiled else len(ops)))
 
     def _find_tflops(self, op: tf.Operation) -> float:
         if not is_product(op):

@@ -26,9 +26,9 @@ class Roofline:
     bytes_per_ns: float
     dispatch_ns: float
 
-    def estimate_cost_ns(self, flops: float, moved_bytes: int, num_ops: int) -> float:
-        """Returns the time of a node that computes `flops`, moves `moved_bytes` and has `num_ops` operations."""
-        return max(flops / self.flops_per_ns, moved_bytes / self.bytes_per_ns) + num_ops * self.dispatch_ns
+    def estimate_cost_ns(self, flops: float, moved_bytes: int, num_kernels: int) -> float:
+        """Returns the time of a node that computes `flops`, moves `moved_bytes` and starts `num_kernels` kernels."""
+        return max(flops / self.flops_per_ns, moved_bytes / self.bytes_per_ns) + num_kernels * self.dispatch_ns
 
 
 def calibrate_roofline(*, cache_path: Path | str | None = None, device: str | None = None) -> Roofline:

@@ -105,6 +105,7 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "predicted_stock_peak_bytes": plan.predicted_stock_peak_bytes,
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
+        "measured_overhead": plan.measured_overhead,
         "patterns": [asdict(one) for one in plan.patterns],
         "num_nodes": len(plan.graph.nodes),
         "recomputed": [asdict(one) for one in plan.recomputed],

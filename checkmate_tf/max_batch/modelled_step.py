@@ -58,7 +58,7 @@ class ModelledStep:
         is_compiled = bool(step.model.jit_compile)
         costs = request.options.choose_costs(compiled=is_compiled, progress=request.progress)
         if is_compiled and isinstance(costs, MeasuredCosts):
-            costs = costs.roofline
+            costs = costs.make_roofline(compiled=True)
         reference, modelled = _fit_model(step, sorted(taken), degree, costs)
         compiled = _compile_stock(step, max(taken), reference) if is_compiled else None
         known = ModelledStep(step, reference, modelled, None, compiled)

@@ -116,7 +116,7 @@ class Options:
         """Returns the cost model for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
         if self.find_device() is not None and isinstance(self.costs, str):
             if self.costs in ("auto", "roofline"):
-                return DeviceCosts(str(self.device))
+                return DeviceCosts(str(self.device), compiled)
             if self.costs == "measured":
                 raise ProfileError(
                     f'costs="measured" times nodes on this machine, and the plan is for {self.device!r}: leave costs '

@@ -140,6 +140,12 @@ class PlannedStep:
         simulation = self.solution.scheduled.simulation
         return simulation.overhead + self.state_cost / max(self.graph.baseline_cost, 1)
 
+    @property
+    def measured_overhead(self) -> float | None:
+        """Returns the time of the step divided by the stock step's, minus 1; None unless both were timed."""
+        times_s = [None if run is None else run.step_s for run in (self.run, self.stock.run)]
+        return times_s[0] / times_s[1] - 1 if times_s[0] and times_s[1] else None
+
 
 @dataclass(frozen=True)
 class ReadyStep:

@@ -170,8 +170,9 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     except EmissionError as error:
         raise PlanError(f"the plan of {name!r} cannot be carried out here: {error}") from error
     run = attempt.run or planned.run
-    if run is not None and planned.run is not None and run.difference is None:
-        run = replace(run, difference=planned.run.difference)  # There is no stock step to compare it with here.
+    if run is not None and planned.run is not None:
+        # There is no stock step to compare it with here. Its time is in the plan, with that of the step then.
+        run = replace(run, step_s=planned.run.step_s, difference=run.difference or planned.run.difference)
     adopted = replace(
         planned,
         graph=graph,

@@ -120,9 +120,9 @@ class Bracket:
     def find_next_target(self, resident_bytes: int) -> int | None:
         """Returns the target whose measured peak should reach the budget, from the schedules next to it, or None."""
         budget_bytes = self.budget_bytes
-        wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
+        wanted = resident_bytes + (1 - self._find_headroom()) * (budget_bytes - resident_bytes)
         low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
-        high = self.above.predicted_bytes if self.above else budget_bytes
+        high = self.above.predicted_bytes if self.above else budget_bytes + 1
         if high - low <= self.settings.resolution * budget_bytes:
             return None
         if self.above and self.within:
@@ -137,6 +137,11 @@ class Bracket:
         if not low < int(target) < high:
             target = (low + high) / 2
         return int(target)
+
+    def _find_headroom(self) -> float:
+        """Returns the share to leave unused: none once a step that XLA compiled, whose peak is exact, has fitted."""
+        run = self.within.run if self.within else None
+        return 0.0 if run is not None and run.is_compiled else self.settings.headroom
 
 
 def _scale_target(attempt: Attempt, wanted: float, resident_bytes: int) -> float:

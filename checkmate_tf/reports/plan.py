@@ -103,6 +103,14 @@ class Plan:
         return self.planned.overhead
 
     @property
+    def measured_overhead(self) -> float | None:
+        """Returns the time of the fastest of a few steps in planning divided by that of the stock step, minus 1.
+
+        It depends on other work on the machine. It is None unless steps were measured, and under XLA.
+        """
+        return self.planned.measured_overhead
+
+    @property
     def resident(self) -> ResidentBytes:
         """Returns the bytes that are held throughout the step. All peaks include them."""
         return self.planned.resident
@@ -295,6 +303,7 @@ class Plan:
             chunks=self.chunks,
             in_file_bytes=resident.in_file,
             state_cost=self.planned.state_cost,
+            measured_overhead=self.measured_overhead,
         )
 
 

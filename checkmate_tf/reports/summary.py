@@ -78,6 +78,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         are = "are" if num_again > 1 else "is"
         longer = format_small(view.overhead)
         yield f"{again} {are} computed again. All in all, the step takes {longer} longer (predicted)."
+        yield from _describe_time(view)
         yield from (describe_pattern(one, view.overhead) for one in view.patterns)
         return
     if not num_again:
@@ -91,6 +92,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         f"{num_again:,} of {len(view.graph.nodes):,} nodes {'is' if num_again == 1 else 'are'} computed again, which "
         f"costs {recomputation} of the stock step's time (predicted)."
     )
+    yield from _describe_time(view)
     if view.solution is not None:
         yield _judge(view.solution)
     yield from (describe_pattern(one, view.overhead) for one in view.patterns)
@@ -122,6 +124,13 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
         )
     elif not view.in_file_bytes and any(value.fetch_cost is not None for value in view.graph.values):
         yield "Nothing is offloaded: no schedule that copies values was found to take less time."
+
+
+def _describe_time(view: PlanView) -> Iterator[str]:
+    """Yields a sentence about the time of the steps in planning, if both steps were timed."""
+    if view.measured_overhead is not None:
+        more = "longer" if view.measured_overhead >= 0 else "less time"
+        yield f"Its fastest step took {abs(view.measured_overhead):.1%} {more} than the fastest stock step (measured)."
 
 
 def _describe_updates(updates: "Sequence[UpdateDifference]") -> Iterator[str]:

@@ -43,6 +43,7 @@ class PlanView:
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
         in_file_bytes: optimizer state and frozen weights in a file.
         state_cost: the cost of reading and writing these.
+        measured_overhead: the measured time of the step divided by the stock step's, minus 1; None if not measured.
     """
 
     name: str
@@ -63,6 +64,7 @@ class PlanView:
     margin_bytes: int = 0
     in_file_bytes: int = 0
     state_cost: int = 0
+    measured_overhead: float | None = None
 
     @cached_property
     def stock(self) -> "Timeline":

@@ -31,7 +31,9 @@ def estimate(point: Point) -> dict[str, Any]:
 
     step, layers = trace_step(point)
     device = DEVICES[point["device"]]
-    return sum_layers(step, layers, [device.estimate_cost_ns(step, node) for node in range(len(step.graph.nodes))])
+    return sum_layers(
+        step, layers, [device.estimate_cost_ns(step, node, compiled=False) for node in range(len(step.graph.nodes))]
+    )
 
 
 def compute(point: Point) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class GpuCosts(CostModel):
     """Nodes cost what a GPU's rates say."""
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, RATES)))
+        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, RATES, compiled=True)))
 
 
 @dataclass

@@ -79,7 +79,7 @@ def compute(point: Point) -> list[dict[str, Any]]:
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     model, arguments = build(point["model"])
     traced = trace_model(model, **{name: value for name, value in arguments.items() if name in ("data", "batch_size")})
-    training_graph = cost_training_graph(traced.extract(), RooflineCosts())
+    training_graph = cost_training_graph(traced.extract(), RooflineCosts(compiled=True))
     stock = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
 
     def make_step(backend: Backend) -> XlaStep:

@@ -75,7 +75,7 @@ def make_step(name: str) -> XlaStep:
     model.compile(model.optimizer, model.loss, jit_compile=True)
     spec = BatchSpec.of(data)
     build_for(model, spec)
-    return TracedModel.of(model, spec).make_xla_step().add_costs(RooflineCosts())
+    return TracedModel.of(model, spec).make_xla_step().add_costs(RooflineCosts(compiled=True))
 
 
 if __name__ == "__main__":

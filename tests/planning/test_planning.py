@@ -63,6 +63,7 @@ class ChainStep:
     stock_peak_bytes: int = simulate_stock(CHAIN).peak_bytes
     tried: list[tuple[str, int]] = field(default_factory=list)
     difference: StepDifference | None = None
+    is_compiled: bool = False
 
     uses_xla: bool = False
     device: None = None
@@ -92,7 +93,9 @@ class ChainStep:
         if ordering != "stock":
             self.tried.append((ordering, peak_bytes))
         difference = None if ordering == "stock" else self.difference
-        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes, difference=difference)
+        return StepRun(
+            self.above(peak_bytes), held_bytes=self.held_bytes, difference=difference, is_compiled=self.is_compiled
+        )
 
     def find_auto_budget(self) -> int:
         return 12_345
@@ -178,6 +181,14 @@ def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:
     assert plan.measured_peak_bytes == 8000
     assert step.tried[0] == ("chain", 8000)
     assert step.tried[-1] == ("chain", 7000)
+
+
+def test_no_headroom_is_left_once_a_compiled_step_has_fitted() -> None:
+    """A measured peak varies, so that 7000 of 8000 stay in use; a compiled one does not."""
+    for is_compiled, peak_bytes in ((False, 7000), (True, 8000)):
+        step = ChainStep(lambda peak: peak, is_compiled=is_compiled)
+        assert planned(step, 8000).planned.peak_bytes == peak_bytes
+        assert step.tried[0] == ("chain", 7000)
 
 
 def test_a_schedule_that_costs_next_to_nothing_ends_the_search() -> None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.profiling.costs import (
+    DeviceCosts,
     NodeCosts,
     cost_training_graph,
     estimate_roofline_costs,
@@ -63,7 +64,20 @@ def test_roofline_takes_the_longer_of_computing_and_moving(one_layer):
     assert roofline.estimate_cost_ns(1000, 400, 1) == 510
     assert roofline.estimate_cost_ns(100, 400, 3) == 130
     quick = replace(roofline, bytes_per_ns=1e12, dispatch_ns=0.0)
-    assert all(estimate_roofline_costs(one_layer, quick)[node] >= 4096 for node in products(one_layer))
+    assert all(estimate_roofline_costs(one_layer, quick, compiled=False)[node] >= 4096 for node in products(one_layer))
+
+
+def test_a_compiled_node_starts_one_kernel(one_layer):
+    starts = Roofline(flops_per_ns=1e12, bytes_per_ns=1e12, dispatch_ns=10.0)
+    num_ops = [len(one_layer.get_node_ops(node)) for node in range(len(one_layer.graph.nodes))]
+    assert max(num_ops) > 1
+    assert estimate_roofline_costs(one_layer, starts, compiled=False) == [10 * number for number in num_ops]
+    assert estimate_roofline_costs(one_layer, starts, compiled=True) == [10] * len(num_ops)
+    alone, together = (
+        cost_training_graph(one_layer, DeviceCosts("h100", compiled=compiled)).graph.nodes for compiled in (False, True)
+    )
+    saved = [one.cost - other.cost for one, other in zip(alone, together, strict=True)]
+    assert saved == [2_000 * (number - 1) for number in num_ops]
 
 
 def test_roofline_is_calibrated_once_a_device(one_layer, tmp_path):

@@ -5,6 +5,9 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure
 
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.planning.planned_step import Stock
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.tables import (
     draw_pareto,
     format_share,
@@ -33,6 +36,17 @@ def test_solution_table_has_the_figures() -> None:
     failed = tabulate_solution(CHAIN, solve(CHAIN, 1000, solver="exhaustive"), budget_bytes=1000)
     assert "INFEASIBLE" in failed
     assert "overhead" not in failed
+
+
+def test_a_plan_states_the_measured_time_beside_the_predicted_one() -> None:
+    planned = make_plan(CHAIN, 4000).planned
+    assert planned.measured_overhead is None
+    for step_s, sentence in ((1.1, "took 10.0% longer than"), (0.9, "took 10.0% less time than")):
+        timed = Plan(replace(planned, run=StepRun(4000, step_s), stock=Stock(5000, StepRun(5000, 1.0))))
+        assert f"Its fastest step {sentence} the fastest stock step (measured)." in str(timed)
+    compiled = Plan(replace(planned, run=StepRun(4000, is_compiled=True), stock=Stock(5000, StepRun(5000, 1.0))))
+    assert compiled.measured_overhead is None
+    assert "fastest step" not in str(compiled)
 
 
 def test_rows_table() -> None:

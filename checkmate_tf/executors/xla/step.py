@@ -172,7 +172,7 @@ class XlaStep:
         """Returns the step with costs. Measured costs are those of each node's module, with the nodes that it fuses."""
         measured = costs if isinstance(costs, MeasuredCosts) else None
         # Nodes that cannot be compiled alone have the costs of the roofline.
-        estimated = measured.roofline if measured else costs
+        estimated = measured.make_roofline(compiled=True) if measured else costs
         costed = cost_training_graph(self.training_graph, estimated)
         graph = choose_lowerings(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
         graph = _set_resident(graph, self.graph.resident_bytes)

@@ -153,8 +153,8 @@ def test_searches_that_run_steps_here_refuse_another_device(find):
 
 
 def test_costs_are_those_of_the_device(tmp_path):
-    assert H100.choose_costs(compiled=True) == DeviceCosts("h100")
-    assert Options(device="t4", costs="roofline").choose_costs(compiled=True) == DeviceCosts("t4")
+    assert H100.choose_costs(compiled=True) == DeviceCosts("h100", compiled=True)
+    assert Options(device="t4", costs="roofline").choose_costs(compiled=True) == DeviceCosts("t4", compiled=True)
     profile = tmp_path / "gpu.json"
     profile.write_text('{"format": "checkmate-profile/1", "profiles": [{"measurements": []}]}')
     assert isinstance(Options(device="h100", costs=str(profile)).choose_costs(compiled=True), ProfiledCosts)

@@ -853,7 +853,7 @@ def test_the_allocator_reports_the_compiled_peaks_of_both_steps():
     stock, planned = [[int(figure) for figure in line] for line in told]
     assert stock[1] == stock[2] == planned[2]  # the stock step, and the peak of which budgets are shares
     for reported, stated, _ in (stock, planned):
-        assert reported == pytest.approx(stated, rel=0.05)  # without the region, the stock step takes 1.12 of it
+        assert reported == pytest.approx(stated, rel=0.05)  # Without the region, the stock step takes 1.12 of it.
 
 
 def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):

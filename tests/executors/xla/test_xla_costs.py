@@ -80,7 +80,7 @@ def test_other_costs_are_as_they_are_without_xla(step):
 
 
 def test_costs_are_a_rooflines_under_xla_unless_others_are_asked_for():
-    assert isinstance(Options().choose_costs(compiled=True), RooflineCosts)
+    assert Options().choose_costs(compiled=True) == RooflineCosts(compiled=True)
     assert isinstance(Options().choose_costs(compiled=False), MeasuredCosts)
     assert isinstance(Options(costs="measured").choose_costs(compiled=True), MeasuredCosts)
     with pytest.raises(ProfileError, match="costs 'fast' are unknown; use one of auto, measured"):
@@ -89,6 +89,6 @@ def test_costs_are_a_rooflines_under_xla_unless_others_are_asked_for():
 
 def test_nothing_is_compiled_for_a_rooflines_costs(step, monkeypatch):
     monkeypatch.setattr("checkmate_tf.executors.xla.step.time_nodes", pytest.fail)
-    costed = step.add_costs(RooflineCosts())
+    costed = step.add_costs(RooflineCosts(compiled=True))
     assert costed.graph.cost_unit == "ns"
     assert sum(node.cost > 0 for node in costed.graph.nodes) > len(costed.graph.nodes) / 2
