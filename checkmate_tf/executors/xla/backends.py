@@ -3,8 +3,9 @@
 - `CPU` (XLA:CPU of TensorFlow 2.21) strips barriers before it merges equal operations, so ties are selects. It runs an
   operation as soon as its operands exist, and transposes the inputs of filter gradients.
 - `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders operations for memory. It writes and sums a value in one
-  kernel; a barrier between the two would make it write the value and read it again. Therefore, only recomputation and
-  operations that would run too early are tied. The rules for a CPU would take more time there.
+  kernel; a barrier between the two would make it write the value and read it again. It also adds the parts of a
+  weight's gradient in the kernel that updates the weight, and transposes a filter once for both passes. Therefore, only
+  recomputation and operations that would run too early are tied. The rules for a CPU would take more time there.
 """
 
 from checkmate_tf.executors.xla.backend import Backend
@@ -74,8 +75,6 @@ GPU = Backend(
         Slices(are_together=True),
         ConvolvedSums(),
         SourcesWait(),
-        ResultsWait(),
-        NewestResultWaits(),
     ),
     has_host_memory=True,
 )

@@ -1,6 +1,6 @@
 """Makes products wait for the newest gradient of a filter, in steps of convolutions.
 
-XLA runs gradients of filters last, and holds their inputs until then. XLA:CPU also transposes filters at the start of
+XLA:CPU runs gradients of filters last, and holds their inputs until then. It also transposes filters at the start of
 the step (TensorFlow 2.21); with this rule, the transposes wait with the products that read the filters.
 
 Over-fitted: the rule applies to steps in which most products are convolutions. In these, products wait only for the

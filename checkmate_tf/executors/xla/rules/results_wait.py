@@ -1,7 +1,7 @@
 """Makes products and runs of recomputation wait for the gradients of weights before them, in steps of matrix products.
 
-XLA runs operations last whose results only the caller reads, such as gradients of weights and biases, and holds their
-inputs until then (seen in TensorFlow 2.21 on CPU). Late reads also wait for products that read recomputed values.
+XLA:CPU runs operations last whose results only the caller reads, such as gradients of weights and biases, and holds
+their inputs until then (TensorFlow 2.21). Late reads also wait for products that read recomputed values.
 """
 
 from collections.abc import Mapping
