@@ -33,8 +33,10 @@ class Attempt:
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the predicted peak, or the measured one if it is larger."""
-        return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
+        """Returns the compiled peak; without one, the predicted peak, or the measured one if it is larger."""
+        if self.run is None:
+            return self.predicted_bytes
+        return self.run.peak_bytes if self.run.is_compiled else max(self.run.peak_bytes, self.predicted_bytes)
 
     @property
     def held_bytes(self) -> int:

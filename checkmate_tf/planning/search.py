@@ -402,14 +402,16 @@ class _Search:
         fits = self.stock.peak_bytes <= self.budget_bytes and not self.step.chunks
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
+        chosen: Attempt | None
         if find_peak_bound(self.graph).peak_bytes > self.budget_bytes:
+            if self.step.uses_xla:
+                self.add_costs()  # A compiled step may take less than predicted, and be within the budget.
             limit_s = self.settings.hopeless_share * self.request.time_limit_s
-            raise self.explain_infeasible(self.find_least_peak(self.find_least_memory(limit_s)))
-        chosen = self.try_known(known)
+            chosen = self.accept_closest(self.find_least_peak(self.find_least_memory(limit_s)))
+        else:
+            chosen = self.try_known(known)
         if chosen is None:
-            self.bar.begin_stage(Stage.TIME_NODES)
-            self.step = self.request.add_costs(self.step, self.bar)
-            self.asked = AskedGraph.of(self.graph, self.constraints)
+            self.add_costs()
             compiled = kernels.are_compiled()
             chosen = self.try_solver()
             if chosen is None and not compiled:
@@ -417,6 +419,12 @@ class _Search:
             chosen = chosen or self.try_least_memory()
         warn_of_difference(self.graph, chosen)
         return self.make_ready_step(chosen)
+
+    def add_costs(self) -> None:
+        """Replaces the costs of the step by those of the request."""
+        self.bar.begin_stage(Stage.TIME_NODES)
+        self.step = self.request.add_costs(self.step, self.bar)
+        self.asked = AskedGraph.of(self.graph, self.constraints)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None if none stays within the budget."""
@@ -595,7 +603,7 @@ class _Search:
         return None
 
     def try_least_memory(self) -> Attempt:
-        """Tries the schedule of least memory. Raises InfeasibleBudgetError if it exceeds the budget, too."""
+        """Tries the schedules of least memory. Raises InfeasibleBudgetError if they exceed the budget, too."""
         remaining_s = self.request.time_limit_s - self.solver_s
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
@@ -603,7 +611,13 @@ class _Search:
         named = self.try_named()
         if named is not None and named.peak_bytes <= self.budget_bytes:
             return named
-        raise self.explain_infeasible(self.find_least_peak(least))
+        return self.accept_closest(self.find_least_peak(least))
+
+    def accept_closest(self, closest: Attempt) -> Attempt:
+        """Returns the attempt of least memory. Raises InfeasibleBudgetError if it exceeds the budget."""
+        if closest.peak_bytes > self.budget_bytes:
+            raise self.explain_infeasible(closest)
+        return closest
 
     def try_named(self) -> Attempt | None:
         """Tries the schedule behind the least budget that an error has named; None if there is none for this step."""

@@ -191,6 +191,28 @@ def test_no_headroom_is_left_once_a_compiled_step_has_fitted() -> None:
         assert step.tried[0] == ("chain", 7000)
 
 
+def test_a_schedule_within_the_budget_is_planned_even_if_it_is_found_last() -> None:
+    """For targets within the budget, the solver finds the schedule of 4000 bytes, which takes 7600."""
+
+    class SavesTooMuch(Solver):
+        def search(self, search: Search) -> Result:
+            problem = search.problem
+            least = replace(problem, budget_bytes=4000) if problem.budget_bytes <= 5000 else problem
+            return get_solver("checkmate_milp").search(replace(search, problem=least))
+
+    step = ChainStep({10000: 10000, 6000: 7400, 5000: 5000, 4000: 7600}.get)
+    assert planned(step, 5000, SavesTooMuch()).planned.peak_bytes == 5000
+    assert [peak_bytes for _, peak_bytes in step.tried] == [4000, 4000, 5000]
+
+
+def test_a_compiled_peak_counts_even_if_the_predicted_one_is_larger() -> None:
+    """Without a run, one operation alone needs 4000; compiled, the schedule of 4000 takes 3500."""
+    step = ChainStep(lambda peak: peak - 500, is_compiled=True)
+    assert planned(step, 3600).planned.peak_bytes == 3500
+    with pytest.raises(InfeasibleBudgetError):
+        planned(ChainStep(lambda peak: peak - 500), 3600)
+
+
 def test_a_schedule_that_costs_next_to_nothing_ends_the_search() -> None:
     """Gradients cost so much that to recompute a layer is worth no other schedule, whatever is left of the budget."""
     nodes = tuple(replace(node, cost=1000 if node.is_backward else 1) for node in CHAIN.nodes)
