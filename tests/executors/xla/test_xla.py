@@ -787,7 +787,7 @@ def test_barriers_save_memory_where_the_compiler_keeps_them():
     """XLA:CPU of TensorFlow 2.21 strips barriers too early; without that pass it stands for other backends."""
     flags = {**os.environ, "XLA_FLAGS": "--xla_disable_hlo_passes=cse_barrier_expander"}
     program = (
-        "from tests.executors.xla.test_xla import *\n"
+        f"{WITHOUT_OPTIONAL}from tests.executors.xla.test_xla import *\n"
         "stock = read_xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
         "module = compile_rematerialized('conv_chain', 0.7, GPU)\n"
         "print(read_xla_memory(module).temporary_bytes / stock)\n"
