@@ -177,7 +177,7 @@ def test_all_of_the_stock_peak_is_the_stock_step() -> None:
 
 @pytest.mark.measures_memory
 def test_the_peak_of_attention_is_predicted() -> None:
-    plan = checkmate_tf.rematerialize(classifier(256, blocks=2), batch_size=8, budget="45%", **QUICK)
+    plan = checkmate_tf.rematerialize(classifier(256, blocks=2), batch_size=8, budget="50%", **QUICK)
     assert plan.recomputed
     # It is 0.88 to 1.02 of the measured one: kernels that run side by side hold their scratch memory at once.
     assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.3)
