@@ -78,7 +78,7 @@ def pareto(
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(4)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False}
+    >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False, "time_limit_s": 2}
     >>> curve = pareto(model, batch_size=512, budgets=["100%", "90%", "1%"], **quick)
     >>> [point.is_met for point in curve.points]
     [True, True, False]

@@ -18,7 +18,7 @@ _ROWS = 1331  # which four sizes divide
 
 def _make_model(optimizer="sgd"):
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(64, activation="tanh") for _ in range(8)]
+    layers = [keras.layers.Dense(64, activation="tanh") for _ in range(6)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)], name="dense_net")
     model.compile(optimizer, "mse", jit_compile=False)
     return model
@@ -29,7 +29,7 @@ def _make_data():
     return numbers.normal(size=(_ROWS, 64)).astype(np.float32), numbers.normal(size=(_ROWS, 1)).astype(np.float32)
 
 
-def _find(model, budget="4.5MiB", **options):
+def _find(model, budget="3.75MiB", **options):
     return checkmate_tf.best_batch(
         model,
         budget=budget,
@@ -101,7 +101,7 @@ def test_a_budget_that_not_one_row_fits_is_refused_with_the_least():
 def test_updates_that_take_more_than_their_plans_are_refused(monkeypatch):
     monkeypatch.setattr(module, "run_update", lambda *_: (1.0, 10 << 20))
     with pytest.raises(
-        InfeasibleBudgetError, match=r"steps of \d+ rows takes .*, above the budget of 4.50 MiB"
+        InfeasibleBudgetError, match=r"steps of \d+ rows takes .*, above the budget of 3.75 MiB"
     ) as raised:
         _find(_make_model())
     assert raised.value.least_budget_bytes > 10 << 20

@@ -332,7 +332,7 @@ def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
 
 
 def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
-    graph = layered_graph(60, seed=0)
+    graph = layered_graph(40, seed=0)
     problem = Problem(graph, simulate_stock(graph).peak_bytes * 7 // 10)
     found = BlockRelaxation().search(Search(problem, 60))
     blocks = found.blocks

@@ -60,7 +60,7 @@ def test_trains_as_stock_within_half_of_its_memory() -> None:
 
 def test_xla_trains_as_stock() -> None:
     """The metrics are rewritten with the step, so that it returns no logits."""
-    stock, model = make_model(jit_compile=True), make_model(jit_compile=True)
+    stock, model = make_model(), make_model(jit_compile=True)
     planned = plan(model, "60%", 100)
     assert planned.chunks[0].chunk_rows == 96
     assert planned.measured_peak_bytes < 0.6 * planned.stock_peak_bytes

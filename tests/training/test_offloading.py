@@ -33,14 +33,14 @@ def make_batch():
 
 def make_model():
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(8)]
+    layers = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(6)]
     pooled = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((64, 64, 3)), *layers, *pooled])
     model.compile("sgd", "mse", jit_compile=False)
     return model
 
 
-def offload(model, directory, *, budget="50%", **arguments):
+def offload(model, directory, *, budget="55%", **arguments):
     options = Options(offload=f"file:{directory}", bandwidth=_BANDWIDTH, costs="roofline")
     quick = {"data": make_batch(), "options": options, "measure": False, "progress": False, "time_limit_s": 3}
     return checkmate_tf.rematerialize(model, budget=budget, **(quick | arguments))

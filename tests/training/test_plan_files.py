@@ -116,15 +116,15 @@ def test_a_plan_brings_its_own_budget(saved: tuple[checkmate_tf.Plan, Path]) -> 
 
 def test_the_same_step_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]) -> None:
     monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
-    first = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    first = checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="80%", **QUICK)
     assert "solve" in solves
     solves.clear()
-    second = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    second = checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="80%", **QUICK)
     assert solves == []
     assert second.schedule == first.schedule
     assert second.measured_peak_bytes is not None
     for other in ({"batch_size": 1024, "budget": "80%"}, {"batch_size": 2048, "budget": "85%"}):
-        checkmate_tf.rematerialize(build(), **other, **QUICK)
+        checkmate_tf.rematerialize(build("sgd"), **other, **QUICK)
         assert "measure_stock" in solves
         solves.clear()
 
@@ -139,7 +139,9 @@ def test_a_prefetched_batch_more_is_no_other_step(
     for prefetched_bytes, is_planned in ((3 * batch_bytes, True), (2 * batch_bytes, False), (9 * batch_bytes, True)):
         solves.clear()
         monkeypatch.setattr(batches, "measure_prefetched_bytes", lambda *_, held=prefetched_bytes, **__: held)
-        plan = checkmate_tf.rematerialize(build(), data=(x, y), batch_size=2048, budget="80%", time_limit_s=2, **QUICK)
+        plan = checkmate_tf.rematerialize(
+            build("sgd"), data=(x, y), batch_size=2048, budget="80%", time_limit_s=2, **QUICK
+        )
         assert ("solve" in solves) == is_planned
         assert plan.resident.prefetched == prefetched_bytes
 
@@ -155,7 +157,7 @@ def test_plans_of_a_solver_that_is_the_users_own_are_not_kept(
     options = checkmate_tf.Options(solver=OwnSolver(), costs="flops")
     for _ in range(2):
         solves.clear()
-        checkmate_tf.rematerialize(build(), batch_size=2048, budget="150%", options=options, progress=False)
+        checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="150%", options=options, progress=False)
         assert "solve" in solves
     assert list(tmp_path.iterdir()) == []
 
@@ -164,14 +166,14 @@ def test_a_profile_with_other_costs_is_planned_for_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
 ) -> None:
     monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path / "plans")
-    signatures = [cut.signature for cut in cut_node_fragments(trace_model(build(), batch_size=2048).extract())]
+    signatures = [cut.signature for cut in cut_node_fragments(trace_model(build("sgd"), batch_size=2048).extract())]
     profile = tmp_path / "profile.json"
     for cost_ns in (5.0, 7.0):
         entries = [{"signature": signature, "cost_ns": cost_ns} for signature in signatures]
         profile.write_text(json.dumps({"format": "checkmate-profile/1", "profiles": [{"measurements": entries}]}))
         solves.clear()
         options = checkmate_tf.Options(costs=str(profile))
-        plan = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", options=options, progress=False)
+        plan = checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="80%", options=options, progress=False)
         assert "solve" in solves
         assert {node.cost for node in plan.graph.nodes} == {int(cost_ns)}
 
@@ -180,10 +182,10 @@ def test_a_kept_plan_that_takes_more_than_it_did_is_planned_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
 ) -> None:
     monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
-    checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="80%", **QUICK)
     solves.clear()
     monkeypatch.setattr(search, "adopt_plan", _refuse)
-    checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    checkmate_tf.rematerialize(build("sgd"), batch_size=2048, budget="80%", **QUICK)
     assert "solve" in solves
 
 

@@ -41,7 +41,7 @@ def memory(kind: str) -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")[kind])
 
 
-def decoder(width: int = 64, blocks: int = 3, jit_compile: bool = False) -> keras.Model:
+def decoder(width: int = 64, blocks: int = 2, jit_compile: bool = False) -> keras.Model:
     """Causal attention over 128 tokens, logits of 200 for each."""
     tokens = keras.Input((128,), dtype="int32")
     hidden = layers.Embedding(200, width)(tokens)
@@ -153,10 +153,10 @@ def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_the_stock_step_is(po
             assert error <= 2 * stock_error + 0.01, (budget, name)
 
 
-def classifier(length: int = 64) -> keras.Model:
+def classifier(length: int = 64, blocks: int = 1) -> keras.Model:
     """Attention over a time series."""
     inputs = hidden = keras.Input((length, 1))
-    for _ in range(2):
+    for _ in range(blocks):
         attended = layers.MultiHeadAttention(4, 32)(hidden, hidden)
         hidden = layers.Add()([layers.LayerNormalization()(attended), hidden])
         hidden = layers.Conv1D(1, 1)(layers.Conv1D(16, 1, activation="relu")(hidden))
@@ -177,7 +177,7 @@ def test_all_of_the_stock_peak_is_the_stock_step() -> None:
 
 @pytest.mark.measures_memory
 def test_the_peak_of_attention_is_predicted() -> None:
-    plan = checkmate_tf.rematerialize(classifier(256), batch_size=8, budget="45%", **QUICK)
+    plan = checkmate_tf.rematerialize(classifier(256, blocks=2), batch_size=8, budget="50%", **QUICK)
     assert plan.recomputed
     # It is 0.88 to 1.02 of the measured one: kernels that run side by side hold their scratch memory at once.
     assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.3)

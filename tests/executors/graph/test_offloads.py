@@ -94,7 +94,7 @@ from tests.executors.graph.test_offloads import let_offload, offload_large
 from tests.training_steps import conv_chain
 
 with tf.device("CPU:1"):
-    model = conv_chain(num_layers=8, size=64)
+    model = conv_chain(num_layers=4, size=64)
     function = trace(model, batch_size=2)
     for operation in function.graph.get_operations():
         operation._set_device("/device:CPU:1")
