@@ -41,7 +41,7 @@ def memory(kind: str) -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")[kind])
 
 
-def decoder(width: int = 64, blocks: int = 2, jit_compile: bool = False) -> keras.Model:
+def decoder(width: int = 64, blocks: int = 3, jit_compile: bool = False) -> keras.Model:
     """Causal attention over 128 tokens, logits of 200 for each."""
     tokens = keras.Input((128,), dtype="int32")
     hidden = layers.Embedding(200, width)(tokens)
@@ -153,7 +153,7 @@ def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_the_stock_step_is(po
             assert error <= 2 * stock_error + 0.01, (budget, name)
 
 
-def classifier(length: int = 64, blocks: int = 1) -> keras.Model:
+def classifier(length: int = 64, blocks: int = 2) -> keras.Model:
     """Attention over a time series."""
     inputs = hidden = keras.Input((length, 1))
     for _ in range(blocks):
@@ -177,7 +177,7 @@ def test_all_of_the_stock_peak_is_the_stock_step() -> None:
 
 @pytest.mark.measures_memory
 def test_the_peak_of_attention_is_predicted() -> None:
-    plan = checkmate_tf.rematerialize(classifier(256, blocks=2), batch_size=8, budget="50%", **QUICK)
+    plan = checkmate_tf.rematerialize(classifier(256), batch_size=8, budget="50%", **QUICK)
     assert plan.recomputed
     # It is 0.88 to 1.02 of the measured one: kernels that run side by side hold their scratch memory at once.
     assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.3)
@@ -227,14 +227,14 @@ def test_models_of_other_people_train_as_before_within_the_budget(name: str, sma
 _IN_A_NEW_PROCESS = """
 import sys, checkmate_tf
 from tests.training.test_promise import QUICK, classifier
-print(checkmate_tf.rematerialize(classifier(), batch_size=16, budget=int(sys.argv[1]), **QUICK).peak_bytes)
+print(checkmate_tf.rematerialize(classifier(blocks=1), batch_size=16, budget=int(sys.argv[1]), **QUICK).peak_bytes)
 """
 
 
 @pytest.mark.measures_memory
 def test_the_least_budget_that_an_error_names_works_in_a_new_process() -> None:
     with pytest.raises(InfeasibleBudgetError, match="The least budget known to work is") as raised:
-        checkmate_tf.rematerialize(classifier(), batch_size=16, budget="25%", **QUICK)
+        checkmate_tf.rematerialize(classifier(blocks=1), batch_size=16, budget="25%", **QUICK)
     least_bytes = raised.value.least_budget_bytes
     command = [sys.executable, "-c", WITHOUT_OPTIONAL + _IN_A_NEW_PROCESS, str(least_bytes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -336,8 +336,9 @@ def test_no_part_of_a_loop_is_computed_in_the_forward_pass():
     """XLA writes the zeros to which the iterations of a gradient's loop add when that loop starts."""
     inputs = keras.Input((64, 64))
     x = inputs
-    x = layers.add([x, layers.MultiHeadAttention(4, 16)(x, x)])
-    x = layers.add([x, layers.Dense(64)(layers.Dense(512, activation="gelu")(x))])
+    for _ in range(2):
+        x = layers.add([x, layers.MultiHeadAttention(4, 16)(x, x)])
+        x = layers.add([x, layers.Dense(64)(layers.Dense(512, activation="gelu")(x))])
     model = keras.Model(inputs, layers.Dense(64)(x))
     model.compile("sgd", "mse", jit_compile=True)
     options = checkmate_tf.Options(chunk_rows=64, costs="flops")
