@@ -403,7 +403,7 @@ def test_recurrent_layers_are_rematerialized_around():
     assert plan.recomputed
     assert plan.measured_peak_bytes <= plan.budget_bytes
     for _ in range(2):
-        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-5)
 
 
 def test_recurrent_layers_are_computed_again():
@@ -434,7 +434,7 @@ def test_recurrent_layers_are_computed_again():
     assert any(one.name.endswith("/while") for one in plan.recomputed)
     assert plan.measured_peak_bytes <= plan.budget_bytes
     for _ in range(2):
-        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-5)
 
 
 def test_what_a_loop_keeps_of_its_weights_counts():
