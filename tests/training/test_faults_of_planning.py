@@ -15,9 +15,14 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.planning import plan_cache
 from checkmate_tf.training.installed_step import find_installed_step
-from tests.training.test_plan_files import QUICK, build
+from tests.training.test_plan_files import QUICK
+from tests.training.test_plan_files import build as build_with
 
 ROWS = 1024
+
+
+def build(*, jit_compile: bool = False) -> keras.Model:
+    return build_with(keras.optimizers.SGD(0.01, momentum=0.9), jit_compile=jit_compile)
 
 
 def fit(model: keras.Model) -> list[np.ndarray]:
@@ -29,17 +34,17 @@ def fit(model: keras.Model) -> list[np.ndarray]:
 def test_interrupts_under_xla_leave_the_model_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(folder: str) -> keras.Model:
         monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path / folder)
-        model = build("sgd", jit_compile=True)
+        model = build(jit_compile=True)
         checkmate_tf.rematerialize(model, batch_size=ROWS, budget="80%", time_limit_s=2, **QUICK)
         return model
 
     began_s = time.perf_counter()
     plan("whole")
     whole_s = time.perf_counter() - began_s
-    expected = fit(build("sgd"))
+    expected = fit(build())
     lot, interrupts = random.Random(0), 0
     for number in range(2):
-        model = build("sgd", jit_compile=True)
+        model = build(jit_compile=True)
         before = model.get_weights()
         monkeypatch.setattr(plan_cache, "get_default_folder", lambda number=number: tmp_path / str(number))
         timer = threading.Timer(lot.uniform(0, whole_s / 2), os.kill, (os.getpid(), signal.SIGINT))

@@ -25,7 +25,9 @@ layers = keras.layers
 QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "progress": False}
 
 
-def build(optimizer: str = "adam", *, width: int = 64, jit_compile: bool = False) -> keras.Model:
+def build(
+    optimizer: str | keras.optimizers.Optimizer = "adam", *, width: int = 64, jit_compile: bool = False
+) -> keras.Model:
     keras.utils.set_random_seed(0)
     hidden = [layers.Dense(width, activation="relu") for _ in range(6)]
     model = keras.Sequential([keras.Input((64,)), *hidden, layers.Dense(1)], name="deep")
