@@ -64,7 +64,8 @@ def test_first_example_runs(onednn: str, smaller: dict[str, str]) -> None:
 def leave_out_figures(text: str) -> str:
     """Replaces figures, their units and what aligns them.
 
-    How far a step is from the stock one, and what the solver proved, depend on the machine and are left out.
+    How far a step is from the stock one, whether it took longer, and what the solver proved, depend on the machine and
+    are left out.
     """
-    text = re.sub(r"One step .*\n|(?<=Solver auto).*", "", text)
+    text = re.sub(r"(One|Its fastest) step .*\n|(?<=Solver auto).*", "", text)
     return re.sub(r"[ -]{2,}", " ", re.sub(r"[\d.]+(%| [KMG]?i?B)?", "#", text))
