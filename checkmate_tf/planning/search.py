@@ -406,8 +406,7 @@ class _Search:
         if find_peak_bound(self.graph).peak_bytes > self.budget_bytes:
             if self.step.uses_xla:
                 self.add_costs()  # A compiled step may take less than predicted, and be within the budget.
-            limit_s = self.settings.hopeless_share * self.request.time_limit_s
-            chosen = self.accept_closest(self.find_least_peak(self.find_least_memory(limit_s)))
+            chosen = self.try_least_memory(self.settings.hopeless_share * self.request.time_limit_s)
         else:
             chosen = self.try_known(known)
         if chosen is None:
@@ -416,7 +415,10 @@ class _Search:
             chosen = self.try_solver()
             if chosen is None and not compiled:
                 chosen = self.try_compiled_solver()
-            chosen = chosen or self.try_least_memory()
+            if chosen is None:
+                remaining_s = self.request.time_limit_s - self.solver_s
+                least_s = self.settings.least_share * self.request.time_limit_s
+                chosen = self.try_least_memory(max(remaining_s, least_s))
         warn_of_difference(self.graph, chosen)
         return self.make_ready_step(chosen)
 
@@ -602,19 +604,15 @@ class _Search:
             self.bracket.above = attempt
         return None
 
-    def try_least_memory(self) -> Attempt:
+    def try_least_memory(self, limit_s: float) -> Attempt:
         """Tries the schedules of least memory. Raises InfeasibleBudgetError if they exceed the budget, too."""
-        remaining_s = self.request.time_limit_s - self.solver_s
-        least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
+        least = self.find_least_memory(limit_s)
         if least.peak_bytes <= self.budget_bytes:
             return least
         named = self.try_named()
         if named is not None and named.peak_bytes <= self.budget_bytes:
             return named
-        return self.accept_closest(self.find_least_peak(least))
-
-    def accept_closest(self, closest: Attempt) -> Attempt:
-        """Returns the attempt of least memory. Raises InfeasibleBudgetError if it exceeds the budget."""
+        closest = self.find_least_peak(least)
         if closest.peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(closest)
         return closest

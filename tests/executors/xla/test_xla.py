@@ -24,6 +24,7 @@ from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.planning import plan_cache
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
@@ -912,7 +913,9 @@ def test_rewritten_functions_are_compiled_as_their_source_is():
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_a_budget_that_no_compiled_plan_meets_is_refused_and_the_least_known_works():
+def test_a_budget_that_no_compiled_plan_meets_is_refused_and_the_least_known_works(monkeypatch, tmp_path):
+    """The cache of plans keeps the plan of the least budget, as it does for users."""
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
     model = conv_chain()
     step = model.train_step
     with pytest.raises(InfeasibleBudgetError, match="least budget known to work") as refused:
