@@ -75,7 +75,8 @@ def test_what_fails_is_reported_and_the_next_budget_is_tried(results, monkeypatc
         calls.append(options["budget"])
         if len(calls) == 1:
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        return plan(model, **(options | {"options": checkmate_tf.Options(costs="flops"), "measure": False}))
+        quick = {"options": checkmate_tf.Options(costs="flops"), "measure": False, "time_limit_s": 2}
+        return plan(model, **(options | quick))
 
     monkeypatch.setattr(checkmate_tf, "rematerialize", rematerialize)
     fit_parts.train_within_budgets(
