@@ -64,8 +64,7 @@ def test_first_example_runs(onednn: str, smaller: dict[str, str]) -> None:
 def leave_out_figures(text: str) -> str:
     """Replaces figures, their units and what aligns them.
 
-    How far a step is from the stock one, whether it took longer, and what the solver proved, depend on the machine and
-    are left out.
+    The sentences on a step's results and time, and on the solver's proof, depend on the machine. They are left out.
     """
     text = re.sub(r"(One|Its fastest) step .*\n|(?<=Solver auto).*", "", text)
     return re.sub(r"[ -]{2,}", " ", re.sub(r"[\d.]+(%| [KMG]?i?B)?", "#", text))

@@ -122,7 +122,7 @@ class Bracket:
         budget_bytes = self.budget_bytes
         wanted = resident_bytes + (1 - self._find_headroom()) * (budget_bytes - resident_bytes)
         low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
-        high = self.above.predicted_bytes if self.above else budget_bytes + 1
+        high = self.above.predicted_bytes if self.above else budget_bytes + 1  # The budget may be a target.
         if high - low <= self.settings.resolution * budget_bytes:
             return None
         if self.above and self.within:

@@ -337,6 +337,10 @@ def test_a_plan_is_confirmed_by_a_step_that_takes_up_to_the_spread_more() -> Non
     with show_planning(shown=False) as bar:
         step = ChainStep(lambda peak: peak + 100, orderings=("overlap", "chain"))
         assert adopt_plan(step, found, request, bar).planned.peak_bytes == 8100
+        # Its time stays that of planning, when the stock step was timed, too.
+        stock = replace(found.stock, run=replace(found.stock.run, step_s=1.0))
+        timed = replace(found, run=replace(found.run, step_s=1.1), stock=stock)
+        assert adopt_plan(step, timed, request, bar).planned.measured_overhead == pytest.approx(0.1)
         with pytest.raises(PlanError, match="above its budget"):
             adopt_plan(ChainStep(lambda peak: peak + 300, orderings=("overlap", "chain")), found, request, bar)
 

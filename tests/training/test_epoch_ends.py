@@ -90,7 +90,7 @@ def list_states(model: keras.Model) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("settings", "names"),
-    [({}, list(FITS)), ({"steps_per_execution": 2}, WHOLE_STEPS), ({"jit_compile": True}, WHOLE_STEPS[:1])],
+    [({}, list(FITS)), ({"steps_per_execution": 2}, WHOLE_STEPS), ({"jit_compile": True}, WHOLE_STEPS)],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

@@ -374,7 +374,7 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-def recurrent(model_class: type[keras.Model], *, jit_compile: bool = True) -> keras.Model:
+def recurrent(model_class: type[keras.Model]) -> keras.Model:
     """An LSTM between wide layers, whose gradient is a loop over what the loop of the forward pass has kept."""
     keras.utils.set_random_seed(0)
     inputs = x = keras.Input((32, 16))
@@ -384,7 +384,7 @@ def recurrent(model_class: type[keras.Model], *, jit_compile: bool = True) -> ke
     for _ in range(3):
         x = keras.layers.Dense(128, activation="gelu")(x)
     model = model_class(inputs, keras.layers.Dense(1)(x))
-    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     return model
 
 
@@ -392,7 +392,7 @@ def test_recurrent_layers_are_rematerialized_around():
     """Of a model with a step of its own, too."""
     random = np.random.default_rng(0)
     batch = tuple(random.normal(size=(BATCH_SIZE, 32, width)).astype("float32") for width in (16, 1))
-    stock, model = recurrent(OwnStep, jit_compile=False), recurrent(OwnStep)
+    stock, model = recurrent(OwnStep), recurrent(OwnStep)
     plan = checkmate_tf.rematerialize(
         model,
         data=batch,
@@ -404,13 +404,13 @@ def test_recurrent_layers_are_rematerialized_around():
     assert plan.recomputed
     assert plan.measured_peak_bytes <= plan.budget_bytes
     for _ in range(2):
-        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-5)
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
 
 
 def test_recurrent_layers_are_computed_again():
     """The lists that a loop fills wait for its sequence, and a repeat, which reads lists only, for a gradient."""
 
-    def build(*, jit_compile: bool) -> keras.Model:
+    def build() -> keras.Model:
         keras.utils.set_random_seed(0)
         tokens = keras.Input((32,), dtype="int32")
         hidden = keras.layers.Embedding(100, 32)(tokens)
@@ -418,12 +418,12 @@ def test_recurrent_layers_are_computed_again():
             hidden = keras.layers.LSTM(32, return_sequences=True)(hidden)
         model = keras.Model(tokens, keras.layers.Dense(100)(hidden))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=jit_compile)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=True)
         return model
 
     words = np.random.default_rng(0).integers(0, 100, (64, 33), "int32")
     batch = words[:, :-1], words[:, 1:]
-    stock, model = build(jit_compile=False), build(jit_compile=True)
+    stock, model = build(), build()
     plan = checkmate_tf.rematerialize(
         model,
         data=batch,
@@ -435,7 +435,7 @@ def test_recurrent_layers_are_computed_again():
     assert any(one.name.endswith("/while") for one in plan.recomputed)
     assert plan.measured_peak_bytes <= plan.budget_bytes
     for _ in range(2):
-        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-5)
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
 
 
 def test_what_a_loop_keeps_of_its_weights_counts():
@@ -724,6 +724,8 @@ def test_barriers_are_over_nothing_that_is_computed_of_what_they_yield():
     """What reads the view of a tied tensor waits already: a barrier over that view would wait for itself."""
     model = noisy()  # its variables live as long as it does
     fused, _ = graph_for_gpu(model)
+    once = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
+    assert all(len(names) == 1 for names in list_barriers(once))  # a single tensor has a buffer, and does not wait
     *before, last = range(len(fused.graph.nodes))
     noise = next(number for number, node in enumerate(fused.graph.nodes) if "RandomUniform" in node.op_type)
     emitted = emit_for_xla(fused, Schedule.of([*before, noise, last]))
@@ -750,14 +752,12 @@ def test_slices_of_a_gradient_share_a_barrier():
 
 
 def test_a_gpu_gets_nothing_that_is_for_a_cpu():
-    """No activation waits for its gradient, and filter gradients and sums by segments stay what they are."""
+    """Nothing waits without recomputation, and filter gradients and sums by segments stay as they are."""
     model = bottlenecks()  # its variables live as long as it does
-    fused, forward = graph_for_gpu(model)
+    fused, _ = graph_for_gpu(model)
     assert choose_lowerings(fused) == fused
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
-    activations = {fused.graph.nodes[number].name for number in forward}
-    tied = {name.partition(":")[0] for names in list_barriers(emitted) for name in names if len(names) > 1}
-    assert not activations & tied
+    assert all(len(names) == 1 for names in list_barriers(emitted))
     ops = fused.training_graph.ops.ops
     filters = [op for op in ops if op.type == "Conv2DBackpropFilter"]
     assert [GPU.lower(op) for op in filters] == [None] * len(filters)
