@@ -17,6 +17,7 @@ from checkmate_tf.executors.xla.rules.crowded_runs import CrowdedRuns
 from checkmate_tf.executors.xla.rules.extremes_of_axes import ExtremesOfAxes
 from checkmate_tf.executors.xla.rules.given_images import GivenImages
 from checkmate_tf.executors.xla.rules.gradient_forms import GradientForms
+from checkmate_tf.executors.xla.rules.held_relus import HeldRelus
 from checkmate_tf.executors.xla.rules.held_results import HeldResults
 from checkmate_tf.executors.xla.rules.late_reads import LateReads
 from checkmate_tf.executors.xla.rules.losses_over_logits import LossesOverLogits
@@ -25,6 +26,7 @@ from checkmate_tf.executors.xla.rules.one_pixel_filters import OnePixelFilters
 from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.rules.optimizer_zeros import OptimizerZeros
 from checkmate_tf.executors.xla.rules.pooling_gradients import PoolingGradients
+from checkmate_tf.executors.xla.rules.recomputed_first import RecomputedFirst
 from checkmate_tf.executors.xla.rules.relu_gradients import ReluGradients
 from checkmate_tf.executors.xla.rules.results_wait import ResultsWait
 from checkmate_tf.executors.xla.rules.segment_sums import SegmentSums
@@ -72,8 +74,10 @@ GPU = Backend(
     (
         *_LOWERINGS,
         ReluGradients(),
+        HeldRelus(),
         Slices(are_together=True),
         ConvolvedSums(),
+        RecomputedFirst(),
     ),
     has_host_memory=True,
 )

@@ -778,6 +778,20 @@ def test_what_a_library_is_given_to_work_in_is_not_its_result():
     assert (kernel.size_bytes, kernel.scratch_bytes) == (24, 100)
 
 
+def test_the_scalars_that_a_reduction_adds_are_not_inside_its_kernel():
+    """XLA shares their computation, with the name of the first reduction, among all reductions."""
+    module = HloProto()
+    hlo = module.hlo_module
+    hlo.entry_computation_id = 1
+    entry, scalars = hlo.computations.add(id=1), hlo.computations.add(id=2)
+    scalars.instructions.add(id=20, opcode="add").metadata.op_name = "first_mean"
+    for number, name in ((10, "first_mean"), (11, "second_mean")):
+        instruction = entry.instructions.add(id=number, opcode="reduce", called_computation_ids=[2])
+        instruction.metadata.op_name = name
+        hlo.schedule.sequences[1].instruction_ids.append(number)
+    assert [kernel.inside for kernel in list_kernels(module)] == [{"first_mean"}, {"second_mean"}]
+
+
 def test_what_a_library_is_given_to_work_in_counts_while_its_node_runs():
     _, _, module, fused = stock_step("conv_chain", GPU)
     kernels = [replace(kernel, scratch_bytes=2**20) for kernel in list_kernels(module)]

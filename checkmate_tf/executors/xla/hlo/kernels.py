@@ -9,6 +9,8 @@ from checkmate_tf.tf_private import HeapSimulatorTrace, HloInstructionProto, Hlo
 # Instructions without a buffer of their own: their buffer is an operand's, or is not temporary.
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 _PRODUCTS = frozenset({"convolution", "dot"})
+# Instructions that call a computation of scalars. XLA shares it among them, with the name of the first.
+_OF_SCALARS = frozenset({"reduce", "reduce-window", "scatter", "select-and-scatter", "sort"})
 _BITS_PER_BYTE = 8
 _SHARE_WITH = HeapSimulatorTrace.Event.SHARE_WITH
 
@@ -140,7 +142,9 @@ def _find_element_bytes(element_type: int) -> int:
 
 
 def _list_called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
-    """Lists the instructions of the computations that an instruction calls, at any depth."""
+    """Lists the instructions of the computations that an instruction calls, at any depth, except those of scalars."""
+    if instruction.opcode in _OF_SCALARS:
+        return
     for number in instruction.called_computation_ids:
         for inner in by_id[number].instructions:
             yield inner

@@ -74,6 +74,11 @@ class XlaGraph:
         """Returns the tensors of values that XLA transposes for one reader alone."""
         return frozenset(tensor for _, value in self.transposed for tensor in self.training_graph.tensors[value])
 
+    @cached_property
+    def stored_tensors(self) -> frozenset[TensorId]:
+        """Returns the tensors of values that XLA writes to buffers."""
+        return frozenset(tensor for value in range(len(self.values)) for tensor in self.tensors(value))
+
     def is_split(self, index: int) -> bool:
         """Returns whether a node of `graph` is part of a node of the training graph that has an early part."""
         return self.nodes[index] in self._split

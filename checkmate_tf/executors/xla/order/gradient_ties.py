@@ -2,11 +2,13 @@
 
 XLA orders operations by their data alone, and merges equal ones. A copy must therefore differ from its original, and
 must not be computable before the backward pass reaches it. Each contiguous run of recomputation is tied to the gradient
-that the first reader after it reads. A copy that reads no result of the run reads its smallest input through a tie. If
-it reads a weight or a scalar, that is the smallest. The other copies of the run wait by their own data. The first tied
-copy waits for the gradient, and each later one for the newest result of the run. Otherwise, all of them would run at
-once, and their results would be held until they are read. A node that the schedule computes once, but after others that
-follow it in the stock step, waits like a repeat.
+that the first reader after it reads. A copy that reads no result of the run reads one input through a tie. That is its
+smallest input, such as a weight or a scalar, because a select copies it. A barrier copies nothing in a buffer, but XLA
+would compute another copy of a transposed weight behind it. It is therefore over the smallest large input in a buffer,
+if there is one. The other copies of the run wait by their own data. The first tied copy waits for the gradient, and
+each later one for the newest result of the run. Otherwise, all of them would run at once, and their results would be
+held until they are read. A node that the schedule computes once, but after others that follow it in the stock step,
+waits like a repeat.
 
 One barrier contains all values that wait for the same gradient, so none of them may be computed from a result of the
 barrier, not even by a view. The backend's rules for the order add further waits.
@@ -46,13 +48,17 @@ class _Run:
 
     Args:
         ties: the ties of operations that are written before the run has a result.
+        awaited: the gradients for which the run waits.
         newest: the newest result of the run.
         ops: operations that are written in it.
+        first: results for which later readers of the gradients wait.
     """
 
     ties: Ties
+    awaited: tuple[TensorId, ...]
     newest: TensorId | None = None
     ops: set[int] = field(default_factory=set)
+    first: list[TensorId] = field(default_factory=list)
 
 
 class GradientTies(OrderingPolicy):
@@ -101,7 +107,7 @@ class GradientTies(OrderingPolicy):
         # Without a tie, XLA would reuse the transposed copy of the forward pass, and hold it until here.
         chosen = [position for position in candidates if self._is_transposed(run, tensors[position])]
         if not follows and candidates and not chosen:
-            chosen = [min(candidates, key=lambda position: (copies.size_bytes(tensors[position]), position))]
+            chosen = [min(candidates, key=lambda position: self._rank(tensors[position]))]
         if not chosen:
             return inputs
         own = run.ties if run.newest is None else self.progress.start_ties([run.newest])
@@ -121,6 +127,7 @@ class GradientTies(OrderingPolicy):
         if self.current is not None:
             computed = progress.graph.nodes[index].outputs
             self.current.newest = progress.find_newest_float(computed) or self.current.newest
+            self.current.first += [tensor for rule in self.rules for tensor in rule.list_first(progress, index)]
         if progress.run_ends.get(position, position + 1) == position + 1:
             self._end_run()
 
@@ -139,11 +146,18 @@ class GradientTies(OrderingPolicy):
 
     def _open_run(self, awaited: Iterable[TensorId]) -> None:
         """Starts a run whose operations wait for these tensors, and for the run's own results."""
-        self.current = _Run(self.progress.start_ties(awaited))
+        gradients = tuple(awaited)
+        self.current = _Run(self.progress.start_ties(gradients), gradients)
 
     def _end_run(self) -> None:
-        if self.current is not None:
-            self.progress.copies.renamed.update(self.current.ties.finish())
+        run, copies = self.current, self.progress.copies
+        if run is not None:
+            copies.renamed.update(run.ties.finish())
+        if run is not None and run.first:
+            ties = self.progress.start_ties(run.awaited)
+            for tensor in run.first:
+                ties.tie(copies.tensor(tensor), copies.dtype(tensor))
+            copies.renamed.update(ties.finish())
         self.current = None
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
@@ -164,6 +178,14 @@ class GradientTies(OrderingPolicy):
         """Returns whether a tensor from before a run is in a buffer that each of its readers transposes."""
         root = self.progress.copies.grouping.root(tensor)
         return root is not None and root in self.progress.xla_graph.transposed_tensors and root[0] not in run.ops
+
+    def _rank(self, tensor: TensorId) -> tuple[bool, int]:
+        """Returns a key that is least for the input to tie."""
+        copies, xla_graph = self.progress.copies, self.progress.xla_graph
+        size_bytes = copies.size_bytes(tensor)
+        is_batch = copies.ops.ops[tensor[0]].type == "Placeholder"
+        is_held = size_bytes > self.progress.small_bytes and (is_batch or tensor in xla_graph.stored_tensors)
+        return xla_graph.backend.ties.is_free and not is_held, size_bytes
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
         """Returns whether an input may depend on the gradient. It may not if XLA needs its value at compile time."""

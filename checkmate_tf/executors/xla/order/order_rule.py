@@ -29,6 +29,10 @@ class OrderRule(Rule):
         """Returns the tensors for which a run of recomputation waits besides a gradient."""
         return []
 
+    def list_first(self, progress: Progress, index: int) -> list[TensorId]:
+        """Returns the results of a recomputed node for which later readers of the run's gradients wait."""
+        return []
+
     def note(self, progress: Progress, index: int) -> None:
         """Records that a node is written."""
         return

@@ -90,6 +90,13 @@ class Progress:
         members = copies.grouping.groups[self.xla_graph.nodes[index]].members
         return [t for member in members for t in copies.ops.inputs[member] if copies.dtype(t).is_floating]
 
+    def list_operands(self, index: int) -> list[TensorId]:
+        """Lists the tensors that the products of a node read, or those of which they read a view."""
+        copies = self.copies
+        members = copies.grouping.groups[self.xla_graph.nodes[index]].members
+        read = (t for member in members if is_product(copies.ops.ops[member].type) for t in copies.ops.inputs[member])
+        return [root for root in map(copies.grouping.root, read) if root is not None]
+
     def multiplies_matrices(self, index: int) -> bool:
         """Returns whether a node, as it is written, multiplies matrices. Such a product fuses none of its operands."""
         ops = self.xla_graph.training_graph.get_node_ops(self.xla_graph.nodes[index])

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
@@ -38,7 +38,13 @@ class Written:
 
 
 class Ties(ABC):
-    """Ties of tensors that wait for the same gradients."""
+    """Ties of tensors that wait for the same gradients.
+
+    Attributes:
+        is_free: a tie copies no tensor that is in a buffer.
+    """
+
+    is_free: ClassVar[bool] = False
 
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         self.name = name
@@ -101,6 +107,8 @@ class Select(Ties):
 
 class Barrier(Ties):
     """Ties tensors by one barrier over them and the gradients, and writes a tensor to a buffer by its own barrier."""
+
+    is_free = True
 
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         super().__init__(name, gradients, written)

@@ -22,14 +22,18 @@ class ReluGradients(LoweringRule):
     op_type = "ReluGrad"
 
     def lower(self, op: tf.Operation) -> Lowering | None:
-        relu = op.inputs[1].op
-        source = relu.inputs[0].op if relu.type == "Relu" else relu
-        if source.type == "BiasAdd":
-            source = source.inputs[0].op
-        if relu.type != "Relu" or not is_product(source.type):
+        if not follows_product(op.inputs[1].op):
             return None
 
         def build(gradient: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
             return tf.where(make_barrier(result) > 0, gradient, tf.zeros([], gradient.dtype))
 
         return Lowering((0, 1), build, is_late=True)
+
+
+def follows_product(op: tf.Operation) -> bool:
+    """Returns whether an operation is the ReLU of a product, perhaps with a bias."""
+    if op.type != "Relu":
+        return False
+    source = op.inputs[0].op
+    return is_product(source.inputs[0].op.type if source.type == "BiasAdd" else source.type)
