@@ -588,6 +588,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/rules/test_recomputed_first.py",),
     ),
     Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "progress.small_bytes if progress.xla_graph.backend.ties.is_free else 0",
+        "0",
+        "sums of a gradient would take a kernel of their own on a GPU where recomputation waits for them",
+        ("tests/executors/xla/test_xla.py::test_recomputation_for_a_gpu_waits_for_a_large_gradient",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/delays.py",
+        "if first_positions[node] == position and not is_late:",
+        "if first_positions[node] == position:",
+        "recomputation would run in the middle of a normalization's gradient, which XLA then writes in parts",
+        ("tests/executors/xla/test_delays.py",),
+    ),
+    Mutation(
         "checkmate_tf/executors/xla/rules/held_relus.py",
         'return "ReluGrad" in readers and',
         'return "ReluGrad" not in readers and',

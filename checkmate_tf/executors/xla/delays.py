@@ -12,6 +12,8 @@ from checkmate_tf.simulator import simulate
 def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
     """Moves each repeat to the place before its first reader, if the peak does not rise and the sum of memory falls.
 
+    The first computation of a node that runs after others that follow it in the stock step moves like a repeat.
+
     Args:
         schedule: a valid schedule without fetches.
 
@@ -28,7 +30,8 @@ def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
     first_positions = {node: position for position, node in reversed(list(enumerate(order)))}
     for position in reversed(range(len(order))):
         node = order[position]
-        if first_positions[node] == position:
+        is_late = graph.nodes[node].recomputable and node < max(order[:position], default=-1)
+        if first_positions[node] == position and not is_late:
             continue
         yielded = set(graph.nodes[node].outputs)
         later = range(position + 1, len(order))

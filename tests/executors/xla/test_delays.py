@@ -20,6 +20,14 @@ def test_a_repeat_stays_where_waiting_would_hold_more():
     assert delay_repeats(small, schedule).order == (0, 1, 2, 0, 3, 1, 4)
 
 
+def test_a_node_that_first_runs_in_the_backward_pass_waits_like_a_repeat():
+    """Node b runs after c and d, which follow it in the stock step; only f reads it."""
+    reads = {"a": "", "b": "a", "c": "a", "d": "c", "e": "d", "f": "be"}
+    graph = graph_of(reads, sizes={**dict.fromkeys("bcdef", 1), "a": 0})
+    assert delay_repeats(graph, Schedule((0, 2, 3, 1, 4, 5))).order == (0, 2, 3, 4, 1, 5)
+    assert delay_repeats(graph, Schedule((0, 1, 2, 3, 4, 5))).order == (0, 1, 2, 3, 4, 5)
+
+
 @pytest.mark.parametrize("budget", ["40%", "60%"])
 def test_the_same_nodes_run_within_the_same_peak(budget):
     graph = training_chain(16)

@@ -20,6 +20,7 @@ from checkmate_tf.executors.xla.backends import CPU, GPU, find_backend
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
 from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import choose_lowerings, make_xla_graph
+from checkmate_tf.executors.xla.order.progress import Progress
 from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
@@ -730,6 +731,29 @@ def test_barriers_are_over_nothing_that_is_computed_of_what_they_yield():
     noise = next(number for number, node in enumerate(fused.graph.nodes) if "RandomUniform" in node.op_type)
     emitted = emit_for_xla(fused, Schedule.of([*before, noise, last]))
     assert any("stateless_random_uniform" in name for names in list_barriers(emitted) for name in names)
+
+
+def test_recomputation_for_a_gpu_waits_for_a_large_gradient(monkeypatch):
+    """XLA computes small tensors, such as those of a normalization, within their readers unless a barrier is there."""
+    small_bytes = BATCH_SIZE * 32 * 32 * 4  # all but the wide layers
+    monkeypatch.setattr(Progress, "small_bytes", small_bytes)
+    inputs = x = keras.Input((32, 32))
+    for _ in range(3):
+        hidden = keras.layers.Dense(128, activation="gelu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.add([x, keras.layers.Dense(32)(hidden)])
+    model = keras.Model(inputs, keras.layers.Dense(4)(x))  # its variables live as long as it does
+    fused, forward = graph_for_gpu(model)
+    nodes, sizes_bytes = fused.graph.nodes, fused.graph.sizes_bytes
+    place = next(  # of a node whose newest input is small
+        index
+        for index in range(len(forward) + 1, len(nodes))
+        if nodes[index].inputs and sizes_bytes[max(nodes[index].inputs)] <= small_bytes
+    )
+    wide = next(index for index in forward if "MatMul" in nodes[index].op_type)
+    emitted = emit_for_xla(fused, Schedule.of([*range(place), wide, *range(place, len(nodes))]))
+    awaited = next(names[0] for names in list_barriers(emitted) if len(names) > 1).partition(":")[0]
+    tensor = next(op.outputs[0] for op in fused.training_graph.ops.ops if op.name == awaited)
+    assert tensor.dtype.size * tensor.shape.num_elements() > small_bytes
 
 
 def test_slices_that_are_computed_again_are_under_a_barrier_of_their_own():

@@ -163,16 +163,22 @@ class GradientTies(OrderingPolicy):
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
         """Returns the newest tensor from before a run that the first node after the run with such an input reads.
 
-        If no node has such an input, as loops that read lists do not, it is the newest tensor from before the run.
+        If no node has such an input, as loops that read lists do not, it is the newest tensor from before the run. A
+        barrier makes XLA write the tensor to a buffer. It is therefore over a large tensor, if there is one, as XLA may
+        compute small ones within their readers.
         """
         progress, nodes = self.progress, self.progress.graph.nodes
+        least_bytes = progress.small_bytes if progress.xla_graph.backend.ties.is_free else 0
         in_run = {value for position in range(start, end) for value in nodes[progress.order[position]].outputs}
+        small: TensorId | None = None
         for node in progress.order[end:]:
             known = [value for value in nodes[node].inputs if value in progress.computed_at and value not in in_run]
-            found = progress.find_newest_float(known)
+            large = [value for value in known if progress.graph.values[value].size_bytes > least_bytes]
+            found = progress.find_newest_float(large)
             if found is not None:
                 return found
-        return progress.find_newest_float(progress.computed_at)
+            small = small or progress.find_newest_float(known)
+        return small or progress.find_newest_float(progress.computed_at)
 
     def _is_transposed(self, run: _Run, tensor: TensorId) -> bool:
         """Returns whether a tensor from before a run is in a buffer that each of its readers transposes."""
