@@ -589,8 +589,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/order/gradient_ties.py",
-        "progress.small_bytes if progress.xla_graph.backend.ties.is_free else 0",
-        "0",
+        "known if takes_any else large",
+        "known",
         "sums of a gradient would take a kernel of their own on a GPU where recomputation waits for them",
         ("tests/executors/xla/test_xla.py::test_recomputation_for_a_gpu_waits_for_a_large_gradient",),
     ),

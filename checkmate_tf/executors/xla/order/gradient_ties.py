@@ -168,13 +168,13 @@ class GradientTies(OrderingPolicy):
         compute small ones within their readers.
         """
         progress, nodes = self.progress, self.progress.graph.nodes
-        least_bytes = progress.small_bytes if progress.xla_graph.backend.ties.is_free else 0
+        takes_any = not progress.xla_graph.backend.ties.is_free
         in_run = {value for position in range(start, end) for value in nodes[progress.order[position]].outputs}
         small: TensorId | None = None
         for node in progress.order[end:]:
             known = [value for value in nodes[node].inputs if value in progress.computed_at and value not in in_run]
-            large = [value for value in known if progress.graph.values[value].size_bytes > least_bytes]
-            found = progress.find_newest_float(large)
+            large = [value for value in known if progress.graph.values[value].size_bytes > progress.small_bytes]
+            found = progress.find_newest_float(known if takes_any else large)
             if found is not None:
                 return found
             small = small or progress.find_newest_float(known)
