@@ -5,7 +5,8 @@
 - `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders operations for memory. It writes and sums a value in one
   kernel; a barrier between the two would make it write the value and read it again. It also adds the parts of a
   weight's gradient in the kernel that updates the weight, and transposes a filter once for both passes. Therefore, only
-  recomputation waits, and operations that the schedule has after it. The rules for a CPU would take more time there.
+  recomputation, operations that the schedule has after it, and random numbers wait. The other waits of a CPU would take
+  more time there.
 """
 
 from checkmate_tf.executors.xla.backend import Backend
@@ -77,6 +78,7 @@ GPU = Backend(
         HeldRelus(),
         Slices(are_together=True),
         ConvolvedSums(),
+        SourcesWait(),
         RecomputedFirst(),
     ),
     has_host_memory=True,
