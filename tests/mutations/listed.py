@@ -624,8 +624,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/order/gradient_ties.py",
-        "return progress.find_newest_float(progress.computed_at)",
-        "return None",
+        "return small or progress.find_newest_float(progress.computed_at)",
+        "return small",
         "repeats of loops would not wait for the backward pass",
         ("tests/executors/xla/test_xla.py::test_recurrent_layers_are_computed_again",),
     ),
