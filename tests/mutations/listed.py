@@ -575,8 +575,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/order/gradient_ties.py",
-        "if run is not None and run.first:",
-        "if False:",
+        "if not run.first:",
+        "if True:",
         "XLA would merge recomputed kernels with later ones on a GPU, and run both late",
         ("tests/executors/xla/rules/test_recomputed_first.py",),
     ),

@@ -151,14 +151,16 @@ class GradientTies(OrderingPolicy):
 
     def _end_run(self) -> None:
         run, copies = self.current, self.progress.copies
-        if run is not None:
-            copies.renamed.update(run.ties.finish())
-        if run is not None and run.first:
-            ties = self.progress.start_ties(run.awaited)
-            for tensor in run.first:
-                ties.tie(copies.tensor(tensor), copies.dtype(tensor))
-            copies.renamed.update(ties.finish())
         self.current = None
+        if run is None:
+            return
+        copies.renamed.update(run.ties.finish())
+        if not run.first:
+            return
+        ties = self.progress.start_ties(run.awaited)
+        for tensor in run.first:
+            ties.tie(copies.tensor(tensor), copies.dtype(tensor))
+        copies.renamed.update(ties.finish())
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
         """Returns the newest tensor from before a run that the first node after the run with such an input reads.
