@@ -75,6 +75,7 @@ __all__ = [
     "make_variable_handle",
     "place_in_memory",
     "register_call",
+    "set_variable_handle",
     "trace",
 ]
 
@@ -177,6 +178,11 @@ def place_in_memory(tensor: tf.Tensor, memory: str) -> tf.Tensor:
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
     """Makes the handle of a new, empty variable with a tensor's type and shape, outside of any graph."""
     return resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
+
+
+def set_variable_handle(variable: Any, handle: tf.Tensor) -> None:
+    """Makes a variable read and write the memory behind another handle."""
+    variable._handle = handle
 
 
 def get_replica_number(context: tf.distribute.ReplicaContext) -> int:

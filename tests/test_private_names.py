@@ -95,6 +95,17 @@ def test_a_variable_handle_can_be_made_and_read() -> None:
     assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == (2, 3)
 
 
+def test_a_variable_may_use_another_handle() -> None:
+    """Else optimizer state cannot be moved to host memory."""
+    variable = tf.Variable(tf.ones((2,)))
+    handle = tf_private.make_variable_handle(variable)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros((2,)))
+    tf_private.set_variable_handle(variable, handle)
+    assert variable.handle is handle
+    variable.assign_add([1.0, 2.0])
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
 def test_replicas_are_numbered_in_python() -> None:
     """Else the plan of each replica cannot be chosen while it is traced."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])

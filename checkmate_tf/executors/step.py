@@ -21,8 +21,9 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 class ResidentBytes:
     """The bytes that are held throughout a training step.
 
-    `prefetched` are the batches that `fit` prefetches for the next steps, if they are in the device's memory. `in_file`
-    are the bytes of optimizer state and frozen weights in a file, which none of the other parts include.
+    `prefetched` are the batches that `fit` prefetches for the next steps, if they are in the device's memory.
+    `offloaded` are the bytes of optimizer state and frozen weights that are in a file or in host memory instead, which
+    none of the other parts include.
 
     Example:
 
@@ -36,7 +37,7 @@ class ResidentBytes:
     other_state: int = 0
     batch: int = 0
     prefetched: int = 0
-    in_file: int = 0
+    offloaded: int = 0
 
     @property
     def state(self) -> int:
@@ -162,14 +163,14 @@ class Step(Protocol):
 
     @property
     def movable_bytes(self) -> int:
-        """Returns the bytes of optimizer state and frozen weights that may be in the file; 0 without offloading."""
+        """Returns the bytes of optimizer state and frozen weights that may be offloaded; 0 without offloading."""
 
     @property
     def state_cost(self) -> int:
-        """Returns the cost of reading and writing those that are in the file, which `graph` leaves out."""
+        """Returns the cost of reading and writing those that are offloaded, which `graph` leaves out."""
 
     def move_state(self, size_bytes: int) -> "Step":
-        """Returns the same step with the largest of these variables in the file, of at least so many bytes.
+        """Returns the same step with the largest of these variables offloaded, of at least so many bytes.
 
         Parts that are computed in chunks must have been replaced before.
         """

@@ -60,7 +60,8 @@ class Options:
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
         offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, if that costs
             less than computing them again. "host" copies them from a GPU to host memory: in steps of the graph executor
-            on this machine, or in plans with `device`. None keeps all values in the device's memory.
+            on this machine, or in plans with `device`. Optimizer state moves there, too, if the budget requires it.
+            None keeps all values in the device's memory.
         bandwidth: bytes per second of copies to the directory, or to host memory, in either direction, such as "2GiB".
             None measures it, or takes the rate of the device's bus.
         device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles

@@ -124,7 +124,7 @@ def list_differences(planned: PlannedStep, graph: Graph, resident: ResidentBytes
         ("parameters of", planned.resident.parameters, resident.parameters),
         ("an optimizer state of", planned.resident.optimizer, resident.optimizer),
         ("other state of", planned.resident.other_state, resident.other_state),
-        ("state in a file of", planned.resident.in_file, resident.in_file),
+        ("offloaded state of", planned.resident.offloaded, resident.offloaded),
     )
     for what, mine, theirs in held:
         if mine != theirs:

@@ -91,7 +91,7 @@ class PlannedStep:
         chunks: the parts that `graph` computes in chunks of rows, unlike the stock step.
         margin_bytes: bytes that were subtracted from the requested budget; `budget_bytes` does not include them.
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
-        state_cost: the cost of reading and writing optimizer state and frozen weights in a file, which the simulator
+        state_cost: the cost of reading and writing offloaded optimizer state and frozen weights, which the simulator
             leaves out.
     """
 

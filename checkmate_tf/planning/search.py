@@ -141,12 +141,12 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     here.
     """
     name = step.graph.name
-    if (planned.schedule.fetches or planned.resident.in_file) and request.options.offload is None:
+    if (planned.schedule.fetches or planned.resident.offloaded) and request.options.offload is None:
         raise PlanError(
             f"the plan of {name!r} offloads values: name their place with "
             'Options(offload="file:DIRECTORY"), or leave plan= out to plan the step again'
         )
-    step = _repeat_chunks(step, planned.chunks).move_state(planned.resident.in_file)
+    step = _repeat_chunks(step, planned.chunks).move_state(planned.resident.offloaded)
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
@@ -261,11 +261,11 @@ def _find_new_plan(
     chunk_loss, chunk_rows = (None if fits and rows == "auto" else rows for rows in wanted)
     measured_bytes = stock.peak_bytes if request.measure else None
     infeasible: InfeasibleBudgetError | None = None
-    for in_file_bytes in list_state_sizes(step, request, bar, budget_bytes, stock, settings):
-        moved = step.move_state(in_file_bytes)
+    for state_bytes in list_state_sizes(step, request, bar, budget_bytes, stock, settings):
+        moved = step.move_state(state_bytes)
         target_bytes = find_first_target(moved, budget_bytes, stock_bytes=measured_bytes, settings=settings)
-        for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes + moved.resident.in_file):
-            final = chunked.move_state(in_file_bytes)
+        for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes + moved.resident.offloaded):
+            final = chunked.move_state(state_bytes)
             search = _Search(final, request, bar, settings, stock, Bracket(budget_bytes, settings), least)
             try:
                 ready = search.run(known)
@@ -299,7 +299,7 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
     Nothing is solved or measured. Returns None if the step has another graph, or if TensorFlow refuses it.
     """
     try:
-        step = repeat_chunks(step, planned.chunks).move_state(planned.resident.in_file)
+        step = repeat_chunks(step, planned.chunks).move_state(planned.resident.offloaded)
     except UnsupportedModelError:
         return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):

@@ -1,4 +1,4 @@
-"""Chooses how much optimizer state and frozen weights a step keeps in a file, where values may be offloaded."""
+"""Chooses how much optimizer state and frozen weights a step offloads, where that is allowed."""
 
 from collections.abc import Iterator
 
@@ -17,10 +17,10 @@ _SHARE = 0.05  # of the solver's time, for each size
 def list_state_sizes(
     step: Step, request: Request, bar: PlanningBar, budget_bytes: int, stock: Stock, settings: Settings
 ) -> Iterator[int]:
-    """Lists the bytes of state to move to the file, to be planned for one after the other if a budget is infeasible.
+    """Lists the bytes of state to offload, to be planned for one after the other if a budget is infeasible.
 
-    The first has the cheapest prediction. Recomputation and copies of activations cost less if more of the state is in
-    the file, and its own copies cost more. The second, if the first has another size, moves all of the state.
+    The first has the cheapest prediction. Recomputation and copies of activations cost less if more of the state is
+    offloaded, and its own copies cost more. The second, if the first has another size, moves all of the state.
     """
     all_bytes = step.movable_bytes
     if stock.peak_bytes <= budget_bytes or not all_bytes:
@@ -49,7 +49,7 @@ def list_state_sizes(
             continue
         costs[size_bytes] = solution.best.simulation.cost + moved.state_cost
         if solution.best.simulation.cost == moved.graph.baseline_cost:
-            break  # More in the file would only cost more.
+            break  # To offload more would only cost more.
     first = min(costs, key=lambda size_bytes: costs[size_bytes], default=all_bytes)
     yield first
     if first != all_bytes:

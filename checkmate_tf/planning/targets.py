@@ -88,7 +88,7 @@ def _find_excess(step: Step, stock_bytes: int, settings: Settings) -> float:
     asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # with measured workspace
     if not step.exceeds_as_stock or asked <= 0:
         return 1.0
-    stock_asked = stock_bytes - step.resident.in_file - resident_bytes
+    stock_asked = stock_bytes - step.resident.offloaded - resident_bytes
     return min(max(stock_asked / asked, 1.0), settings.max_excess)
 
 

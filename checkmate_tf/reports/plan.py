@@ -301,7 +301,7 @@ class Plan:
             difference=None if self.difference is None else (self.difference, self.differs_most),
             updates=self.differing_updates,
             chunks=self.chunks,
-            in_file_bytes=resident.in_file,
+            offloaded_state_bytes=resident.offloaded,
             state_cost=self.planned.state_cost,
             measured_overhead=self.measured_overhead,
         )

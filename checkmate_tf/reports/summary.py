@@ -102,14 +102,14 @@ def list_sentences(view: PlanView) -> Iterator[str]:
 
 
 def _describe_offloading(view: PlanView) -> Iterator[str]:
-    """Yields a sentence about the state in a file, and one about the offloaded values.
+    """Yields a sentence about offloaded state, and one about the offloaded values.
 
     If nothing is offloaded although offloading is allowed, it yields a sentence about that.
     """
-    if view.in_file_bytes:
+    if view.offloaded_state_bytes:
         yield (
-            f"{format_bytes(view.in_file_bytes)} of optimizer state and frozen weights are in a file. To read and "
-            f"write them costs {format_small(view.state_share)} of the stock step's time (predicted)."
+            f"{format_bytes(view.offloaded_state_bytes)} of optimizer state and frozen weights are offloaded. To read "
+            f"and write them costs {format_small(view.state_share)} of the stock step's time (predicted)."
         )
     offloaded = list_offloaded(view)
     if offloaded:
@@ -122,7 +122,7 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
             f"value{'' if len(offloaded) == 1 else 's'} out of memory and {back}, {hidden} of it beside the "
             "computation (predicted)."
         )
-    elif not view.in_file_bytes and any(value.fetch_cost is not None for value in view.graph.values):
+    elif not view.offloaded_state_bytes and any(value.fetch_cost is not None for value in view.graph.values):
         yield "Nothing is offloaded: no schedule that copies values was found to take less time."
 
 
@@ -192,8 +192,8 @@ def _tabulate_kinds(view: PlanView) -> str:
         for name in stock
         if stock[name] or rematerialized[name]
     ]
-    if view.in_file_bytes:
-        rows.append(("state now in a file", format_bytes(view.in_file_bytes), format_bytes(0)))
+    if view.offloaded_state_bytes:
+        rows.append(("state, now offloaded", format_bytes(view.offloaded_state_bytes), format_bytes(0)))
     rows.append(("all, predicted", *map(format_bytes, view.predicted)))
     if view.measured:
         rows.append((f"all, {view.how}", *map(format_bytes, view.measured)))

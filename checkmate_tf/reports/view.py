@@ -41,7 +41,7 @@ class PlanView:
         chunks: the parts that are computed in chunks of rows.
         margin_bytes: bytes that were subtracted from the requested budget.
         patterns: the patterns of nodes to keep or to recompute, and the cost of each.
-        in_file_bytes: optimizer state and frozen weights in a file.
+        offloaded_state_bytes: optimizer state and frozen weights in a file or in host memory.
         state_cost: the cost of reading and writing these.
         measured_overhead: the measured time of the step divided by the stock step's, minus 1; None if not measured.
     """
@@ -62,7 +62,7 @@ class PlanView:
     chunks: "tuple[Chunks, ...]" = ()
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0
-    in_file_bytes: int = 0
+    offloaded_state_bytes: int = 0
     state_cost: int = 0
     measured_overhead: float | None = None
 

@@ -1,5 +1,8 @@
 """Builds a function with the arguments and captured tensors of an existing one, and a GraphDef as its body."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
@@ -9,10 +12,15 @@ from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_dat
 # TensorFlow sets these attributes on functions of tf.function(jit_compile=True).
 _JIT_COMPILED = "_XlaMustCompile"
 _NOT_INLINED = "_noinline"
+_AS_SOURCE: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 def build_function(
-    source: ConcreteFunction, graph_def: GraphDef, outputs: list[str], controls: list[str]
+    source: ConcreteFunction,
+    graph_def: GraphDef,
+    outputs: list[str],
+    controls: list[str],
+    captured: Mapping[str, tf.Tensor] = _AS_SOURCE,
 ) -> ConcreteFunction:
     """Builds a function with the arguments, captured tensors and structured outputs of `source` and another body.
 
@@ -22,6 +30,7 @@ def build_function(
         graph_def: the body. The placeholders of `source` represent its arguments and captured tensors.
         outputs: names of the tensors to return, in the order of `source.outputs`.
         controls: operations that must run although nothing reads them.
+        captured: name of a placeholder -> the tensor to capture for it, for those that differ from `source`.
 
     Raises EmissionError if TensorFlow refuses the body.
     """
@@ -42,11 +51,13 @@ def build_function(
             )
         except (ValueError, tf.errors.OpError) as error:
             raise EmissionError(f"TensorFlow refuses the rewritten step: {error}") from error
-    captured = source.captured_inputs
-    num_arguments = len(inputs) - len(captured)
+    all_captured = source.captured_inputs
+    num_arguments = len(inputs) - len(all_captured)
     graph.inputs = inputs[:num_arguments]
-    for tensor, placeholder in zip(captured, inputs[num_arguments:], strict=True):
-        graph.add_capture(tensor, placeholder)
+    for tensor, placeholder, old in zip(
+        all_captured, inputs[num_arguments:], source.inputs[num_arguments:], strict=True
+    ):
+        graph.add_capture(captured.get(old.op.name, tensor), placeholder)
     graph.outputs = list(imported[: len(outputs)])
     graph.control_outputs = list(imported[len(outputs) :])
     graph.structured_input_signature = source.structured_input_signature

@@ -40,7 +40,7 @@ class Entry:
     ) -> "Entry":
         """Makes the entry of batches that run a planned step; `part` is the rewritten part of the step.
 
-        State that the step keeps in a file is moved there now.
+        State that the step offloads is moved now.
         """
         function = ready.function
         function.on_begin()

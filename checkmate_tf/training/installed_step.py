@@ -22,6 +22,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
 from checkmate_tf.training.entry import Entry
 from checkmate_tf.training.model_checks import check_model
+from checkmate_tf.training.model_variables import return_state
 from checkmate_tf.training.planned_batches import PlannedBatches
 from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
 from checkmate_tf.training.step_part import choose_part
@@ -78,6 +79,7 @@ class InstalledStep:
 
     def remove(self) -> None:
         """Restores Keras's own training."""
+        return_state(self.model)
         self.drop_train_function()
         del self.model.make_train_function, self.model.__reduce__
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from checkmate_tf import keras_private
 from checkmate_tf.errors import BatchError
+from checkmate_tf.executors.graph.host_state import place_state
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.step_part import make_gradient_part
@@ -41,6 +42,11 @@ def _make_symbolic(spec: BatchSpec) -> Any:
     return tf.nest.map_structure(
         lambda part: None if part is None else keras.KerasTensor(part.shape, part.dtype.name), spec.structure
     )
+
+
+def return_state(model: keras.Model) -> None:
+    """Moves optimizer state that a step keeps in host memory back to the device, where traced functions expect it."""
+    place_state(variable.value for variable in list_training_variables(model))
 
 
 def list_training_variables(model: keras.Model) -> list[Any]:

@@ -22,6 +22,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec
 from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.model_variables import return_state
 from checkmate_tf.training.remat_scope import call_as_built_in_no_scope
 from checkmate_tf.training.step_planner import KnownStep, StepPlanner
 from checkmate_tf.user_warnings import warn
@@ -105,6 +106,10 @@ class PlannedBatches:
     @cached_property
     def stock(self) -> Callable[[Any], Any]:
         """Returns Keras's own train function, which takes an iterator."""
+        return self.make_stock()
+
+    def make_stock(self) -> Callable[[Any], Any]:
+        """Makes Keras's own train function, which is traced when it first runs."""
         return make_training_function(self.model, call_as_built_in_no_scope(self.model, self.model.train_step))
 
     def start_over(self) -> "PlannedBatches":
@@ -212,8 +217,16 @@ class PlannedBatches:
             return self.planner.make_entry(batch.spec, error.closest, None, self.request)
 
     def make_stock_entry(self, spec: BatchSpec) -> Entry:
-        """Makes an entry that runs Keras's own step."""
-        return Entry(spec, lambda batch: self.stock(iter([batch])))
+        """Makes an entry that runs Keras's own step, with all state in the device's memory."""
+        if self.request.options.offload != "host":
+            return Entry(spec, lambda batch: self.stock(iter([batch])))
+        stock = self.make_stock()
+
+        def run(batch: Any) -> Any:
+            return_state(self.model)
+            return stock(iter([batch]))
+
+        return Entry(spec, run)
 
     def plan_new(self, batch: Batch) -> Entry:
         """Plans a step for a spec that first appears in training, unless the stock step is expected to fit.

@@ -21,7 +21,7 @@ from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, 
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
 from checkmate_tf.training.model_checks import check_model, check_traceable
-from checkmate_tf.training.model_variables import build_for, list_training_variables
+from checkmate_tf.training.model_variables import build_for, list_training_variables, return_state
 from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.replicas import check_distribution, count_replicas, get_scope, trace_on_replica
 from checkmate_tf.training.step_part import StepPart, choose_part, complete_step, make_gradient_part
@@ -64,6 +64,7 @@ class TracedModel:
         Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica.
         """
         check_distribution(model, has_own_step=make_gradient_part(model) is None)
+        return_state(model)
         part = choose_part(model, with_metrics=with_metrics)
         function = trace_on_replica(model, lambda: part.trace(spec))
         resident = count_resident(model, spec, function, prefetched_bytes)

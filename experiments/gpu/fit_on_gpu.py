@@ -92,6 +92,11 @@ def _list_measurements() -> tuple[Measurement, ...]:
             _train("c", f"{model} {rows} host", model, rows, offload="host", small={**small, "offload": _FOLDER})
             for model, rows, small in _LARGE[:2]
         ),
+        Measurement(  # most of its memory is weights, gradients and momentum
+            "c", "wide host", "train_within_budgets", 120,
+            {**_rows("wide", 64), "budgets": ["80%"], "offload": "host"},
+            {"model": "small wide", "batch_size": 16, "offload": _FOLDER},
+        ),
         *(
             Measurement(
                 "c", f"peer {model} {executor}", "compare_with_peer", 150,

@@ -423,6 +423,8 @@ def _describe(plan: Any) -> dict[str, Any]:
         "measured_bytes": plan.measured_peak_bytes,
         "overhead": plan.overhead,
         "num_recomputed": len(plan.recomputed),
+        "offloaded_bytes": sum(value.size_bytes for value in plan.offloaded),
+        "offloaded_state_bytes": plan.resident.offloaded,
     }
 
 
@@ -485,9 +487,9 @@ def _build_unet(batch_size: int | None, size: int = 256, width: int = 64, depth:
     return model, (x, random.integers(0, 2, x.shape[:-1]))
 
 
-def _build_dense() -> keras.Model:
-    hidden = [layers.Dense(128, activation="relu") for _ in range(6)]
-    return keras.Sequential([keras.Input((128,)), *hidden, layers.Dense(10)])
+def _build_dense(width: int = 128) -> keras.Model:
+    hidden = [layers.Dense(width, activation="relu") for _ in range(6)]
+    return keras.Sequential([keras.Input((width,)), *hidden, layers.Dense(10)])
 
 
 def _with_classes(model: keras.Model, batch_size: int) -> tuple[keras.Model, Batch]:
@@ -504,8 +506,10 @@ _MODELS: dict[str, Callable[[int | None], tuple[keras.Model, Batch]]] = {
     "resnet50": lambda batch_size: _with_classes(resnet50(), batch_size or 64),
     "unet": _build_unet,
     "gpt2": _build_gpt2,
+    "wide": lambda batch_size: _with_classes(_build_dense(4096), batch_size or 64),
     "small resnet": lambda batch_size: _build_demo(1, batch_size, image_size=32),
     "small dense": lambda batch_size: _with_classes(_build_dense(), batch_size or 256),
+    "small wide": lambda batch_size: _with_classes(_build_dense(512), batch_size or 16),
     "small unet": lambda batch_size: _build_unet(batch_size, size=32, width=8, depth=2),
     "small gpt2": lambda batch_size: _build_gpt2(batch_size, blocks=2, width=64, heads=2, length=64, words=500),
 }

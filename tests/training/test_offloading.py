@@ -198,8 +198,10 @@ def test_optimizer_state_and_frozen_weights_leave_memory(tmp_path):
     with pytest.raises(InfeasibleBudgetError):
         offload_state(make_wide_model(), tmp_path, options=Options(costs="roofline"))
     plan = offload_state(model, tmp_path)
-    assert plan.resident.in_file >= 4 << 20
-    assert f"{plan.resident.in_file >> 20}.00 MiB of optimizer state and frozen weights are in a file" in plan.summary()
+    assert plan.resident.offloaded >= 4 << 20
+    assert (
+        f"{plan.resident.offloaded >> 20}.00 MiB of optimizer state and frozen weights are offloaded" in plan.summary()
+    )
     assert plan.overhead > 0
     for step in range(6):
         if step == 3:  # The user's own assignments count, and the variables return to the file.
@@ -218,7 +220,7 @@ def test_steps_of_several_shapes_move_the_state_in_turn(tmp_path):
     x, y = make_wide_batch()
     for size in (16, 5):
         plan = offload_state(model, tmp_path, data=(x[:size], y[:size]), budget="80%")
-        assert plan.resident.in_file
+        assert plan.resident.offloaded
     for size in (16, 5, 16):
         assert model.train_on_batch(x[:size], y[:size]) == stock.train_on_batch(x[:size], y[:size])
     check_equal(model, stock)
@@ -241,7 +243,7 @@ def test_state_in_a_file_takes_no_memory_of_the_allocator(tmp_path, monkeypatch)
     monkeypatch.setattr(StateFile, "move_in", lambda file: (moved.append(len(file.variables)), move_in(file)))
     model = make_wide_model()
     plan = offload_state(model, tmp_path, measure=True)
-    assert plan.resident.in_file
+    assert plan.resident.offloaded
     assert len(moved) > 1, "it was not measured in the file, but only moved there for training"
     assert plan.measured_peak_bytes <= plan.budget_bytes < 0.7 * plan.stock_peak_bytes
     bytes_before = count_bytes_in_use()

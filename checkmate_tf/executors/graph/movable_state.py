@@ -1,4 +1,4 @@
-"""Finds the variables of a step that can be kept in a file: optimizer state and frozen weights.
+"""Finds the variables of a step that can be kept outside of the device's memory: optimizer state and frozen weights.
 
 A step changes them in place there. Variables that a step both changes and reads elsewhere, as it does trained weights,
 stay in memory.
@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from checkmate_tf.executors.graph.state_file import UPDATES
 from checkmate_tf.executors.graph.transfer_costs import LEAST_BYTES
+from checkmate_tf.executors.graph.views import HOST
+from checkmate_tf.executors.step import HostMemory, OffloadFolder
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.state_updates import find_update_ops
@@ -22,25 +24,31 @@ _DTYPES = (tf.float16, tf.float32, tf.float64)  # in which NumPy rounds as Tenso
 
 @dataclass(frozen=True)
 class MovableVariable:
-    """A variable that a step can use in a file.
+    """A variable that a step can use outside of the device's memory.
 
     Args:
         variable: TensorFlow's variable.
+        handle: the name of the placeholder of its handle.
         writes: name of an assignment -> the operations that must have read the old value before.
+        reads: each node that reads the variable, with the operation through which it does so.
         nodes: the nodes that read or change the variable.
     """
 
     variable: Any
+    handle: str
     size_bytes: int
     writes: Mapping[str, tuple[str, ...]]
+    reads: tuple[tuple[int, int], ...]
     nodes: tuple[int, ...]
 
 
-def find_movable(training_graph: TrainingGraph) -> tuple[MovableVariable, ...]:
-    """Returns the variables that a step can use in a file, the largest first.
+def find_movable(training_graph: TrainingGraph, place: OffloadFolder | HostMemory) -> tuple[MovableVariable, ...]:
+    """Returns the variables that a step can use in a file or in host memory, the largest first.
 
-    They are large variables on a CPU that only updates read, such as optimizer state, and those that the step never
-    changes. A step that changes no variable has none, because something else may change them after each step.
+    They are large variables that only updates read, such as optimizer state, and those that the step never changes. A
+    step that changes no variable has none, because something else may change them after each step. In host memory, a
+    variable has another handle, which functions that were traced before do not know, such as those that evaluate or
+    predict. Only optimizer state can therefore be there.
     """
     uses = _Uses(training_graph)
     if not any(op.type in UPDATES for op in training_graph.ops.ops):
@@ -51,8 +59,17 @@ def find_movable(training_graph: TrainingGraph) -> tuple[MovableVariable, ...]:
         for outer, inner in training_graph.function.graph.captures
         if id(outer) in handles and not isinstance(handles[id(outer)], tf.distribute.DistributedValues)
     ]
+    captures = [pair for pair in captures if _can_be_at(place, pair[0])]
     found = [uses.judge(variable, inner.op.name) for variable, inner in captures]
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.size_bytes))
+    movable = [one for one in found if one is not None and (one.writes or isinstance(place, OffloadFolder))]
+    return tuple(sorted(movable, key=lambda one: -one.size_bytes))
+
+
+def _can_be_at(place: OffloadFolder | HostMemory, variable: Any) -> bool:
+    device = variable.handle.device
+    if isinstance(place, OffloadFolder):
+        return variable.dtype in _DTYPES and "device:CPU" in device
+    return variable.dtype.is_floating and not device.endswith(HOST)
 
 
 class _Uses:
@@ -74,8 +91,7 @@ class _Uses:
     def judge(self, variable: Any, handle: str) -> MovableVariable | None:
         """Returns a variable if it is movable; `handle` names the placeholder of its handle."""
         size_bytes = variable.dtype.size * (variable.shape.num_elements() or 0)
-        is_array = variable.dtype in _DTYPES and "device:CPU" in variable.handle.device
-        if handle not in self.number or size_bytes < LEAST_BYTES or not is_array:
+        if handle not in self.number or size_bytes < LEAST_BYTES:
             return None
         users = self.readers[self.number[handle]]
         types = {self.ops.ops[user].type for user in users}
@@ -93,8 +109,10 @@ class _Uses:
             if old & self.find_following(write):
                 return None
             waits[self.ops.ops[write].name] = tuple(sorted(self.ops.ops[one].name for one in old))
-        nodes = {self.group_of[number] for number in using.union(writes)} - {-1}
-        return MovableVariable(variable, size_bytes, waits, tuple(sorted(nodes)))
+        pairs = {(self.group_of[number], read) for read in reads for number in consumers[read]}
+        nodes = {node for node, _ in pairs}.union(self.group_of[number] for number in writes) - {-1}
+        reading = tuple(sorted(pair for pair in pairs if pair[0] >= 0))
+        return MovableVariable(variable, handle, size_bytes, waits, reading, tuple(sorted(nodes)))
 
     def find_consumers(self, read: int) -> set[int]:
         """Returns the operations of nodes that read a variable's value, possibly through views."""

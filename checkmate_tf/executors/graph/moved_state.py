@@ -1,6 +1,7 @@
-"""Keeps optimizer state and frozen weights of a step in a file, as many as a plan asks for.
+"""Keeps optimizer state and frozen weights of a step in a file or in host memory, as many as a plan asks for.
 
-Such a variable takes no memory of the device. Beside an operation that uses it, its pages are in the process.
+Such a variable takes no memory of the device. Beside an operation that uses it, its pages are in the process, or a copy
+of it is in the device's memory.
 """
 
 from collections import defaultdict
@@ -16,11 +17,12 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.graph.control_edges import ControlEdges
+from checkmate_tf.executors.graph.host_state import HostState
 from checkmate_tf.executors.graph.movable_state import MovableVariable, find_movable
 from checkmate_tf.executors.graph.python_calls import make_call
 from checkmate_tf.executors.graph.state_file import UPDATES, InPlaceUpdate, StateFile
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts
-from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.step import HostMemory, OffloadFolder, ResidentBytes
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 _SCOPE = "checkmate"
@@ -28,30 +30,42 @@ _SCOPE = "checkmate"
 
 @dataclass(frozen=True)
 class MovedState:
-    """The variables that a step uses in a file.
+    """The variables that a step uses outside of the device's memory.
 
     Args:
-        directory: the directory of the file.
-        costs: the costs of copies to that directory.
+        place: where they are.
+        costs: the costs of copies to that place.
     """
 
-    directory: str
+    place: OffloadFolder | HostMemory
     moved: tuple[MovableVariable, ...]
     costs: TransferCosts
 
     @staticmethod
-    def of(training_graph: TrainingGraph, directory: str, costs: TransferCosts, size_bytes: int) -> "MovedState":
+    def of(
+        training_graph: TrainingGraph, place: OffloadFolder | HostMemory, costs: TransferCosts, size_bytes: int
+    ) -> "MovedState":
         """Chooses the largest variables, of at least so many bytes together."""
-        movable = find_movable(training_graph)
+        movable = find_movable(training_graph, place)
         sums = accumulate((one.size_bytes for one in movable), initial=0)
         return MovedState(
-            directory, tuple(one for one, before in zip(movable, sums, strict=False) if before < size_bytes), costs
+            place, tuple(one for one, before in zip(movable, sums, strict=False) if before < size_bytes), costs
         )
 
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """Returns TensorFlow's variables."""
+        return tuple(one.variable for one in self.moved)
+
     @cached_property
-    def file(self) -> StateFile:
-        """Makes the file. Raises OffloadError if that fails."""
-        return StateFile(self.directory, [one.variable for one in self.moved])
+    def file(self) -> StateFile | None:
+        """Makes the file; returns None if the variables are in host memory. Raises OffloadError if that fails."""
+        return StateFile(self.place.path, self.variables) if isinstance(self.place, OffloadFolder) else None
+
+    @cached_property
+    def host(self) -> HostState | None:
+        """Returns the variables in host memory; None if they are in a file."""
+        return HostState(self.moved) if isinstance(self.place, HostMemory) else None
 
     @property
     def size_bytes(self) -> int:
@@ -64,10 +78,15 @@ class MovedState:
 
     @property
     def cost_ns(self) -> int:
-        """Returns the time to read the variables from the file, and to write those that the step changes."""
+        """Returns the time to read the variables, and to write those that the step changes.
+
+        A copy on the device cannot be changed in place, so a variable in host memory is read whenever an operation of
+        the step reads it.
+        """
         total = 0
         for one in self.moved:
-            reads = 1 if one.writes else len(one.nodes)
+            in_place = one.writes and isinstance(self.place, OffloadFolder)
+            reads = 1 if in_place else len(one.reads)
             total += reads * self.costs.find_fetch_ns(one.size_bytes)
             total += len(one.writes) * self.costs.find_offload_ns(one.size_bytes)
         return total
@@ -80,19 +99,22 @@ class MovedState:
             parameters=resident.parameters - self.frozen_bytes,
             optimizer=resident.optimizer - from_optimizer,
             other_state=resident.other_state - (self.size_bytes - self.frozen_bytes - from_optimizer),
-            in_file=self.size_bytes,
+            offloaded=self.size_bytes,
         )
 
-    def add_pages(self, training_graph: TrainingGraph) -> TrainingGraph:
-        """Returns the graph with the pages of the variables in the workspace of the nodes that use them."""
+    def add_to_workspace(self, training_graph: TrainingGraph) -> TrainingGraph:
+        """Returns the graph with pages or copies of the variables in the workspace of the nodes that use them."""
         return _change_workspace(training_graph, self.moved, 1)
 
-    def drop_pages(self, training_graph: TrainingGraph) -> TrainingGraph:
-        """Returns the graph as it was before `add_pages`."""
+    def drop_from_workspace(self, training_graph: TrainingGraph) -> TrainingGraph:
+        """Returns the graph as it was before `add_to_workspace`."""
         return _change_workspace(training_graph, self.moved, -1)
 
     def write_updates(self, graph_def: GraphDef) -> list[Any]:
         """Makes the assignments of a rewritten step change the variables in place. Returns the calls of Python."""
+        if self.host is not None:
+            self.host.write_updates(graph_def)
+            return []
         calls = []
         waits = {name: old for one in self.moved for name, old in one.writes.items()}
         for definition in [one for one in graph_def.node if one.name in waits]:
@@ -127,9 +149,10 @@ class PageReleases:
         self.names: list[str] = []
         self.calls: list[Any] = []
         self.releases = defaultdict(list)
-        for one, release in zip(state.moved, state.file.releases, strict=True) if state else ():
-            for node in one.nodes:
-                self.releases[node].append(release)
+        if state is not None and state.file is not None:
+            for one, release in zip(state.moved, state.file.releases, strict=True):
+                for node in one.nodes:
+                    self.releases[node].append(release)
 
     def write(self, position: int, node: int) -> None:
         """Releases the pages of a position's node, once it has run."""

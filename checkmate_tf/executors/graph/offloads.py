@@ -18,6 +18,7 @@ from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.graph.control_edges import ControlEdges
 from checkmate_tf.executors.graph.python_calls import make_call
 from checkmate_tf.executors.graph.transfer_file import PythonCall, TransferFile
+from checkmate_tf.executors.graph.views import HOST, make_view
 from checkmate_tf.executors.step import HostMemory, OffloadFolder
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.schedule import Schedule
@@ -25,7 +26,6 @@ from checkmate_tf.simulator import find_offload_ends
 from checkmate_tf.tracing.ops import TensorId
 
 _SCOPE = "checkmate"
-_HOST = "/device:CPU:0"
 
 
 class Offloads:
@@ -123,16 +123,16 @@ class _FileWriter:
         output = self.copies.ops.ops[tensor[0]].outputs[tensor[1]]
         self.num_written += 1
         name = f"{_SCOPE}/fetch_{self.num_written}"
-        shape = NodeDef(name=f"{name}/shape", op="Const", device=_HOST)
+        shape = NodeDef(name=f"{name}/shape", op="Const", device=HOST)
         shape.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(output.shape.as_list(), dtype=tf.int32)))
         shape.attr["dtype"].type = tf.int32.as_datatype_enum
-        room = NodeDef(name=f"{name}/room", op="Empty", device=_HOST, input=[shape.name, *waits])
+        room = NodeDef(name=f"{name}/room", op="Empty", device=HOST, input=[shape.name, *waits])
         room.attr["dtype"].type = output.dtype.as_datatype_enum
         self.copies.written.extend([shape, room])
         call = self.file.make_fetch(self.offset_of[tensor])
         filled = self._write_call("fill", f"{room.name}:0", tensor, call)
         # With an identity instead, grappler would make the readers themselves wait, and then not fuse them.
-        self.copies.written.append(_make_view(name, output, _HOST, [f"{room.name}:0", f"^{filled}"]))
+        self.copies.written.append(make_view(name, output, HOST, [f"{room.name}:0", f"^{filled}"]))
         return name
 
     def _write_call(self, kind: str, source: str, tensor: TensorId, call: PythonCall) -> str:
@@ -158,7 +158,7 @@ class _HostWriter:
     def write_offload(self, tensor: TensorId) -> str:
         output = self.copies.ops.ops[tensor[0]].outputs[tensor[1]]
         name = f"{_SCOPE}/offload_{len(self.outside)}"
-        self.copies.written.append(_make_view(name, output, _HOST, [self.copies.tensor(tensor)]))
+        self.copies.written.append(make_view(name, output, HOST, [self.copies.tensor(tensor)]))
         self.outside[tensor] = name
         return name
 
@@ -167,15 +167,7 @@ class _HostWriter:
         output = operation.outputs[tensor[1]]
         self.num_fetched += 1
         name = f"{_SCOPE}/fetch_{self.num_fetched}"
-        late = _make_view(f"{name}/begin", output, _HOST, [f"{self.outside[tensor]}:0", *waits])
+        late = make_view(f"{name}/begin", output, HOST, [f"{self.outside[tensor]}:0", *waits])
         device = operation.device or f"/device:{find_default_device()}"
-        self.copies.written.extend([late, _make_view(name, output, device, [f"{late.name}:0"])])
+        self.copies.written.extend([late, make_view(name, output, device, [f"{late.name}:0"])])
         return name
-
-
-def _make_view(name: str, output: tf.Tensor, device: str, inputs: list[str]) -> NodeDef:
-    """Makes a view on a device, through which grappler does not look, of a tensor with an output's type and shape."""
-    view = NodeDef(name=name, op="EnsureShape", device=device, input=inputs)
-    view.attr["T"].type = output.dtype.as_datatype_enum
-    view.attr["shape"].shape.CopyFrom(output.shape.as_proto())
-    return view

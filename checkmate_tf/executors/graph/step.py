@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import EmissionError, ProfileError, UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.host_state import place_state
 from checkmate_tf.executors.graph.movable_state import find_movable
 from checkmate_tf.executors.graph.moved_state import MovedState
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
@@ -48,7 +50,7 @@ class GraphStep:
         chunks: the parts that the training graph computes in chunks of rows.
         place: the place to which values may be copied; None if all stay in memory.
         transfer_costs: the costs of these copies.
-        state: the variables in a file there; None if all are in memory.
+        state: the variables that are kept there; None if all are in memory.
     """
 
     training_graph: TrainingGraph
@@ -145,14 +147,16 @@ class GraphStep:
         return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
-        training_graph = self.training_graph if self.state is None else self.state.drop_pages(self.training_graph)
+        training_graph = (
+            self.training_graph if self.state is None else self.state.drop_from_workspace(self.training_graph)
+        )
         costed = cost_training_graph(training_graph, costs, on_node=on_node)
         if self.place is not None and costed.graph.cost_unit != "ns":
             raise ProfileError(
                 f"to offload, costs must be times, and those of {self.graph.name!r} are in {costed.graph.cost_unit!r}: "
                 'use costs="measured" or "roofline"'
             )
-        return replace(self, training_graph=costed if self.state is None else self.state.add_pages(costed))
+        return replace(self, training_graph=costed if self.state is None else self.state.add_to_workspace(costed))
 
     def offload_to(self, place: OffloadFolder | HostMemory) -> "GraphStep":
         if isinstance(place, HostMemory) and find_default_device().startswith("CPU"):
@@ -162,13 +166,12 @@ class GraphStep:
             )
         costs = measure_transfers(place)
         costed = add_transfer_costs(self.training_graph, costs)
-        return replace(self, training_graph=costed, place=place, transfer_costs=costs)
+        stock = replace(self.stock, on_begin=partial(place_state, self.stock.function.graph.variables))
+        return replace(self, training_graph=costed, place=place, transfer_costs=costs, stock=stock)
 
     @property
     def movable_bytes(self) -> int:
-        if not isinstance(self.place, OffloadFolder):
-            return 0
-        return sum(one.size_bytes for one in find_movable(self.training_graph))
+        return 0 if self.place is None else sum(o.size_bytes for o in find_movable(self.training_graph, self.place))
 
     @property
     def state_cost(self) -> int:
@@ -176,12 +179,12 @@ class GraphStep:
 
     def move_state(self, size_bytes: int) -> "GraphStep":
         assert self.state is None
-        if not size_bytes or not isinstance(self.place, OffloadFolder) or self.transfer_costs is None:
+        if not size_bytes or self.place is None or self.transfer_costs is None:
             return self
-        state = MovedState.of(self.training_graph, self.place.path, self.transfer_costs, size_bytes)
+        state = MovedState.of(self.training_graph, self.place, self.transfer_costs, size_bytes)
         resident = state.take_from(self.resident)
         graph = replace(self.graph, resident_bytes=resident.total)
-        moved = state.add_pages(replace(self.training_graph, graph=graph))
+        moved = state.add_to_workspace(replace(self.training_graph, graph=graph))
         return replace(self, training_graph=moved, resident=resident, state=state)
 
     def arrange(self, schedule: Schedule) -> Schedule:
@@ -200,7 +203,7 @@ class GraphStep:
 
         def move_state() -> Sequence[Any]:
             function.on_begin()
-            return () if self.state is None or function is self.stock else self.state.file.variables
+            return () if self.state is None or function is self.stock else self.state.variables
 
         try:
             run = run_steps(
@@ -222,6 +225,9 @@ class GraphStep:
                 f"the {which} step of {self.graph.name!r}, with a predicted peak of {format_bytes(predicted_bytes)}, "
                 "ran out of the device's memory: pass a lower budget or a smaller batch"
             ) from error
+        finally:
+            if isinstance(self.place, HostMemory):
+                place_state(variables)
         function.on_end()
         if function is self.stock:
             self.reference.stock = ends[0]

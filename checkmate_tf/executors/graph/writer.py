@@ -1,7 +1,10 @@
 """Emits a schedule of a training graph as a new static TensorFlow function for the graph executor."""
 
+from collections.abc import Callable
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 
+import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.errors import EmissionError
@@ -11,6 +14,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
+from checkmate_tf.executors.graph.host_state import HostReads, place_state
 from checkmate_tf.executors.graph.moved_state import MovedState, PageReleases
 from checkmate_tf.executors.graph.offloads import Offloads
 from checkmate_tf.executors.graph.sums import split_sums
@@ -45,7 +49,7 @@ def emit(
     Args:
         schedule: a schedule from `arrange`, or one that repeats no call that reads variables.
         place: the place to which values are offloaded.
-        state: the variables that the step uses in a file; nodes then run one by one.
+        state: the variables that the step uses outside of the device's memory; nodes then run one by one.
 
     Raises EmissionError if the schedule does not compute the graph, or if TensorFlow refuses the step.
     """
@@ -57,10 +61,12 @@ def emit(
     writer = NodeWriter(copies, policy)
     offloads = Offloads(copies, policy, schedule, place)
     releases = PageReleases(copies, policy, state)
+    reads = HostReads(copies, policy, state.host if state else None)
     num_copied_ops: dict[int, int] = {}
     for position, node in enumerate(schedule.order):
         is_repeat = writer.num_written[node] > 0
         offloads.write_fetches(position)
+        reads.write(position, node)
         policy.begin_position(position)
         fresh = writer.write_copy(node)
         copies.name_of.update(fresh)
@@ -78,15 +84,25 @@ def emit(
     updates = state.write_updates(graph_def) if state else []
     _check_acyclic(graph_def)
     controls = [*copies.control_outputs(), *releases.names]
-    function = build_function(training_graph.function, graph_def, outputs, controls)
+    captured = state.host.handles if state and state.host else {}
+    function = build_function(training_graph.function, graph_def, outputs, controls, captured)
     hold(function.graph, [*offloads.calls, *releases.calls, *updates])
     return EmittedFunction(
         function,
         dict(sorted(num_copied_ops.items())),
         policy.num_control_edges,
-        on_begin=state.file.move_in if state else lambda: None,
+        on_begin=_move_state(function, place, state),
         on_end=offloads.check,
     )
+
+
+def _move_state(
+    function: tf.types.experimental.ConcreteFunction, place: OffloadFolder | HostMemory | None, state: MovedState | None
+) -> Callable[[], None]:
+    """Returns what moves the variables to where a step uses them."""
+    if isinstance(place, HostMemory):
+        return partial(place_state, function.graph.variables, state.variables if state else ())
+    return state.file.move_in if state and state.file else lambda: None
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:

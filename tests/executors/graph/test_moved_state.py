@@ -11,15 +11,17 @@ from checkmate_tf.executors.graph.movable_state import find_movable
 from checkmate_tf.executors.graph.moved_state import MovedState
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts
 from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.step import OffloadFolder
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.traced_model import trace_model
 
 _COSTS = TransferCosts(1e9, 1e9)
 _SIZE_BYTES = 256 << 10
-_BATCH = (np.random.default_rng(0).random((4, 256), dtype=np.float32), np.ones((4, 1), np.float32))
+_PLACE = OffloadFolder(".")
+BATCH = (np.random.default_rng(0).random((4, 256), dtype=np.float32), np.ones((4, 1), np.float32))
 
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True, use_ema=True),
     "lion": keras.optimizers.Lion,  # reads its state after the assignment's operands are known
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -48,16 +50,16 @@ def count_mapped_bytes():
     return size_bytes
 
 
-@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_numbers_are_those_of_the_stock_step(optimizer, tmp_path):
-    model, stock = (make_model(_OPTIMIZERS[optimizer]()) for _ in range(2))
-    traced = trace_model(model, data=_BATCH).extract()
-    state = MovedState.of(traced, str(tmp_path), _COSTS, 1 << 30)
+    model, stock = (make_model(OPTIMIZERS[optimizer]()) for _ in range(2))
+    traced = trace_model(model, data=BATCH).extract()
+    state = MovedState.of(traced, OffloadFolder(str(tmp_path)), _COSTS, 1 << 30)
     assert state.frozen_bytes == _SIZE_BYTES < state.size_bytes
     emitted = emit(traced, make_retain_all_schedule(traced.graph), state=state)
     for _ in range(3):
-        emitted(*map(tf.constant, _BATCH))
-        stock.train_on_batch(*_BATCH)
+        emitted(*map(tf.constant, BATCH))
+        stock.train_on_batch(*BATCH)
         assert count_mapped_bytes() < _SIZE_BYTES  # Linux maps some pages around those that are read.
     pairs = zip(model.variables + model.optimizer.variables, stock.variables + stock.optimizer.variables, strict=True)
     for mine, theirs in pairs:
@@ -71,21 +73,21 @@ def test_numbers_are_those_of_the_stock_step(optimizer, tmp_path):
 
 def test_the_largest_variables_move_first():
     model = make_model()
-    traced = trace_model(model, data=_BATCH).extract()
-    movable = find_movable(traced)
+    traced = trace_model(model, data=BATCH).extract()
+    movable = find_movable(traced, _PLACE)
     frozen, trained = (layer.kernel for layer in model.layers[:2])
     expected = [frozen, *(one for one in model.optimizer.variables if one.shape == trained.shape)]
     assert {id(one.variable) for one in movable} == {id(one.value) for one in expected}
     assert [one.size_bytes for one in movable] == [_SIZE_BYTES] * 3
     for size_bytes, number in ((1, 1), (_SIZE_BYTES, 1), (_SIZE_BYTES + 1, 2)):
-        assert len(MovedState.of(traced, ".", _COSTS, size_bytes).moved) == number
+        assert len(MovedState.of(traced, _PLACE, _COSTS, size_bytes).moved) == number
 
 
 def test_the_pages_of_a_variable_count_beside_the_nodes_that_use_it():
     model = make_model()
-    traced = trace_model(model, data=_BATCH).extract()
-    state = MovedState.of(traced, ".", _COSTS, 1 << 30)
-    with_pages = state.add_pages(traced)
+    traced = trace_model(model, data=BATCH).extract()
+    state = MovedState.of(traced, _PLACE, _COSTS, 1 << 30)
+    with_pages = state.add_to_workspace(traced)
     added = [
         b.workspace_bytes - a.workspace_bytes for a, b in zip(traced.graph.nodes, with_pages.graph.nodes, strict=True)
     ]
@@ -93,7 +95,7 @@ def test_the_pages_of_a_variable_count_beside_the_nodes_that_use_it():
     assert {added[node] for node in frozen.nodes} == {_SIZE_BYTES}
     (update,) = {node for one in state.moved if one.writes for node in one.nodes}
     assert added[update] == 2 * _SIZE_BYTES
-    assert state.drop_pages(with_pages) == traced
+    assert state.drop_from_workspace(with_pages) == traced
 
 
 def trace_step(step):
@@ -112,22 +114,22 @@ def test_what_cannot_be_changed_in_place_stays_in_memory():
         trained.assign_sub(x)
         return loss
 
-    assert not find_movable(trace_step(read_late))
+    assert not find_movable(trace_step(read_late), _PLACE)
 
     def return_it(x):
         old = state.read_value()
         state.assign_add(x)
         return old, tf.reduce_sum(x @ table)
 
-    assert [one.variable for one in find_movable(trace_step(return_it))] == [table]
+    assert [one.variable for one in find_movable(trace_step(return_it), _PLACE)] == [table]
 
     def gather(x):
         state.assign_add(x)
         return tf.reduce_sum(tf.gather(table, [1, 2])) + tf.reduce_sum(x @ trained)
 
-    assert [one.variable for one in find_movable(trace_step(gather))] == [state, trained]
+    assert [one.variable for one in find_movable(trace_step(gather), _PLACE)] == [state, trained]
 
     def change_nothing(x):
         return tf.reduce_sum(x @ trained)
 
-    assert not find_movable(trace_step(change_nothing))
+    assert not find_movable(trace_step(change_nothing), _PLACE)

@@ -22,7 +22,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from experiments.training_steps import batch_of, run, trace
 from tests.gpu_graphs import optimize_for_gpu
-from tests.programs import WITHOUT_OPTIONAL
+from tests.programs import ON_TWO_DEVICES, WITHOUT_OPTIONAL
 from tests.training_steps import conv_chain
 
 _LEAST_GAP = 4
@@ -79,12 +79,8 @@ def test_memory_is_what_the_simulator_says(chain, tmp_path):
     assert record_peak_bytes(emitted.function, batch, warm=True) == pytest.approx(peak_bytes, rel=0.1)
 
 
-_ON_TWO_DEVICES = """
+_COPY = """
 import numpy as np
-import tensorflow as tf
-
-(cpu,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.executors.step import HostMemory
@@ -109,9 +105,7 @@ print(*{node.device[-5:] for node in emitted.graph_def.node if "/fetch_" in node
 
 
 def test_copies_to_another_devices_memory_change_no_number():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_OPTIONAL + _ON_TWO_DEVICES], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", ON_TWO_DEVICES + _COPY], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"CPU:0", "CPU:1"}
 
