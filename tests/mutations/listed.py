@@ -181,6 +181,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/graph/test_moved_state.py::test_numbers_are_those_of_the_stock_step",),
     ),
     _emission(
+        "graph/host_state",
+        "[self.names[read], *waits]",
+        "[self.names[read]]",
+        "all state in host memory would be copied to the device when the step begins",
+        ("tests/executors/graph/test_host_state.py::test_each_copy_to_the_device_waits_for_the_operation_that_uses_it",),
+    ),
+    _emission(
+        "graph/step",
+        "                place_state(variables)\n",
+        "                pass\n",
+        "after a measurement, functions that were traced before would read empty variables",
+        ("tests/executors/graph/test_host_state.py::test_after_a_measurement_the_state_is_on_the_device_as_before",),
+    ),
+    _emission(
         "graph/offloads",
         '[f"{self.outside[tensor]}:0", *waits]',
         '[f"{self.outside[tensor]}:0"]',
