@@ -25,11 +25,11 @@ from checkmate_tf.planning.planned_step import Conditions, PlannedStep, Stock
 from checkmate_tf.serialization import check_format, graph_from_json, graph_to_json, origins_from_json, read_json
 from checkmate_tf.solution_json import solution_from_json, solution_to_json
 
-PLAN_FORMAT = "checkmate-plan/1"
+PLAN_FORMAT = "checkmate-plan/2"
 
 
 def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
-    """Converts a planned step to a `checkmate-plan/1` object."""
+    """Converts a planned step to a `checkmate-plan/2` object."""
     return {
         "format": PLAN_FORMAT,
         "conditions": asdict(planned.conditions),
@@ -48,7 +48,7 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
 
 
 def planned_from_json(data: Any) -> PlannedStep:
-    """Converts a `checkmate-plan/1` object to a planned step. Raises PlanError, which names the place."""
+    """Converts a `checkmate-plan/2` object to a planned step. Raises PlanError, which names the place."""
     check_format(data, PLAN_FORMAT, PlanError, "plan")
     try:
         graph = graph_from_json(_read_object(data, "graph"))

@@ -15,7 +15,7 @@ from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 def caches(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path / "plans")
     monkeypatch.setattr(profile_cache, "get_default_cache_path", lambda: tmp_path / "profiles.sqlite")
-    PlanCache().keep("a" * 64, {"format": "checkmate-plan/1"})
+    PlanCache().keep("a" * 64, {"format": "checkmate-plan/2"})
     with ProfileCache() as cache:
         key = DeviceKey("a processor, 2 threads", "2.21.0", "oneDNN on")
         cache.add(key, [Measurement(name, "MatMul", 5.0, 0.01, 3, 64, 1.0) for name in "ab"])

@@ -47,7 +47,7 @@ def test_a_plan_can_be_looked_at_without_its_model(planned: PlannedStep, tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "checkmate-plan/9"}, "has the format 'checkmate-plan/9'; this version reads 'checkmate-plan/1'"),
+        ({"format": "checkmate-plan/9"}, "has the format 'checkmate-plan/9'; this version reads 'checkmate-plan/2'"),
         ({"budget_bytes": "much"}, "'budget_bytes' is 'much'; it must be of type int"),
         ({"ordering": "sideways"}, "'ordering' is 'sideways'; it must be null or chain or overlap"),
         ({"run": 3}, "'run' is 3; it must be an object or null"),
