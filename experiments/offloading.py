@@ -2,20 +2,20 @@
 
     python -m experiments.offloading [--model convolutions ...] [--folder DIRECTORY]
 
-Each model is planned three times: as it stands ("stock"), for the least budget that recomputation alone is known to
-keep to ("recompute"), and for a budget below that with values in files ("offload"). "adam" has an optimizer with state,
-most of which must then be in the file. Each plan then trains in a fresh
-process, on one batch, which reports the highest peak of TensorFlow's allocator, the largest resident set of the process
-(VmHWM), a digest of all weights at the end, and the median time of a step. "quick" trains for a thousand steps.
+Each model trains in three ways: as it stands ("stock"), by a plan for the least budget that recomputation alone is
+found to keep to ("recompute"), and by a plan for a budget below that with values in files ("offload"). "adam" has an
+optimizer with state, most of which must then be in the file. Each training is a fresh process, on one batch, which
+reports the highest peak of TensorFlow's allocator, the largest resident set of the process (VmHWM), the weights at the
+end, and the median time of a step. The three ways take turns, three times each. "quick" trains for a thousand steps.
 """
 
 import argparse
-import hashlib
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,17 @@ RESULTS = RESULTS_FOLDER / "offloading.csv"
 MODES = ("stock", "recompute", "offload")
 COLUMNS = (
     "model", "mode", "steps", "budget_bytes", "predicted_peak_bytes", "peak_bytes", "resident_set_bytes", "recomputed",
-    "offloaded", "offloaded_bytes", "in_file_bytes", "hidden_share", "predicted_overhead", "step_s", "weights",
+    "offloaded", "offloaded_bytes", "offloaded_state_bytes", "hidden_share", "predicted_overhead", "overhead", "step_s",
+    "difference",
     "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
 )  # fmt: skip
+_TRIED = 0.9  # of the least budget known so far, beside what is resident
 _BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
 _MOVED = 0.7  # of the optimizer's state, for models with state
 _SEED = 1
 _STEPS = {"quick": 1000}
 _FEW_STEPS = 12
+_ROUNDS = 3
 _TIME_LIMIT_S = 10.0
 _WARM = 100  # of a thousand steps, before growth is counted
 
@@ -44,54 +47,101 @@ def points(models: Sequence[str]) -> list[Point]:
 
 
 def compute(point: Point) -> list[dict[str, Any]]:
-    """Plans a model in each way, and has a fresh process train it by each plan."""
+    """Plans a model in each way, and has fresh processes train it in turns; returns a row for each way."""
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
 
-    name, folder = point["model"], point["folder"]
+    name, file = point["model"], f"file:{point['folder']}"
     plan = partial(checkmate_tf.rematerialize, data=make_batch(name), progress=False, time_limit_s=_TIME_LIMIT_S)
-    try:
-        plan(build(name), budget=1)
-    except InfeasibleBudgetError as error:
-        least_bytes, resident = error.least_budget_bytes, error.closest.planned.resident
+    least_bytes, resident = find_least(name, plan)
     below_bytes = resident.total + int(_BELOW * (least_bytes - resident.total)) - int(_MOVED * resident.optimizer)
-    rows = [run(point, "stock", None)]
-    for mode, budget_bytes, options in (
-        ("recompute", least_bytes, checkmate_tf.Options()),
-        ("offload", below_bytes, checkmate_tf.Options(offload=f"file:{folder}")),
-    ):
-        try:
-            planned = plan(build(name), budget=budget_bytes, options=options)
-        except InfeasibleBudgetError as error:
-            rows.append({"mode": mode, "budget_bytes": budget_bytes, "error": str(error)})
-        else:
-            rows.append(run(point, mode, planned))
-    return rows
-
-
-def run(point: Point, mode: str, plan: Any) -> dict[str, Any]:
-    """Has a fresh process train a model by a plan, or as it stands; returns the row."""
-    row = {"mode": mode, "steps": _STEPS.get(point["model"], _FEW_STEPS)}
+    rows, refused, ways = {"stock": {}}, [], {"stock": {**point, "plan": ""}}
     with tempfile.TemporaryDirectory() as folder:
-        path = ""
-        if plan is not None:
-            path = os.path.join(folder, "plan.json")
-            plan.save(path)
-            row |= {
-                "budget_bytes": plan.budget_bytes,
-                "predicted_peak_bytes": plan.predicted_peak_bytes,
-                "recomputed": len(plan.recomputed),
-                "offloaded": len(plan.offloaded),
-                "offloaded_bytes": sum(one.size_bytes for one in plan.offloaded),
-                "in_file_bytes": plan.resident.in_file,
-                "hidden_share": plan.hidden_share,
-                "predicted_overhead": plan.overhead,
-            }
-        return row | computed_apart("experiments.offloading:train", {**point, "plan": path, "steps": row["steps"]})
+        for mode, budget_bytes, options in (
+            ("recompute", least_bytes, checkmate_tf.Options()),
+            ("offload", below_bytes, checkmate_tf.Options(offload=file)),
+        ):
+            try:
+                planned = plan(build(name), budget=budget_bytes, options=options)
+            except InfeasibleBudgetError as error:
+                refused.append({"mode": mode, "budget_bytes": budget_bytes, "error": str(error)})
+            else:
+                rows[mode], ways[mode] = describe(planned), {**point, "plan": os.path.join(folder, f"{mode}.json")}
+                planned.save(ways[mode]["plan"])
+        trained = train_in_turns(ways)
+    return [{"mode": mode, **row, **trained[mode]} for mode, row in rows.items()] + refused
+
+
+def find_least(name: str, plan: Callable[..., Any]) -> tuple[int, Any]:
+    """Returns the least budget that recomputation alone is found to keep to, and the resident bytes of the model.
+
+    A tenth less, beside what is resident, is tried until it is refused.
+    """
+    from checkmate_tf.errors import InfeasibleBudgetError
+
+    budget_bytes, least_bytes = 1, None
+    while True:
+        try:
+            plan(build(name), budget=budget_bytes)
+        except InfeasibleBudgetError as error:
+            resident = error.closest.planned.resident
+            if least_bytes is not None:
+                return min(least_bytes, error.least_budget_bytes), resident
+            least_bytes = error.least_budget_bytes
+        else:
+            least_bytes = budget_bytes
+        budget_bytes = resident.total + int(_TRIED * (least_bytes - resident.total))
+
+
+def describe(plan: Any) -> dict[str, Any]:
+    """Returns the columns that a plan fills."""
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "recomputed": len(plan.recomputed),
+        "offloaded": len(plan.offloaded),
+        "offloaded_bytes": sum(one.size_bytes for one in plan.offloaded),
+        "offloaded_state_bytes": plan.resident.offloaded,
+        "hidden_share": plan.hidden_share,
+        "predicted_overhead": plan.overhead,
+    }
+
+
+def train_in_turns(ways: dict[str, Point]) -> dict[str, dict[str, Any]]:
+    """Has fresh processes train in each way, in turns; returns the columns that each way fills."""
+    import numpy as np
+
+    found, weights = defaultdict(list), defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "weights.npz")
+        for _ in range(_ROUNDS):
+            for mode, point in ways.items():
+                found[mode].append(computed_apart("experiments.offloading:train", {**point, "weights": path}))
+                with np.load(path) as arrays:
+                    weights[mode].append(list(arrays.values()))
+    return {
+        mode: rows[-1]
+        | {name: max(row[name] for row in rows) for name in ("peak_bytes", "resident_set_bytes")}
+        | {
+            "step_s": statistics.median(row["step_s"] for row in rows),
+            "overhead": statistics.median(
+                row["step_s"] / stock["step_s"] - 1 for row, stock in zip(rows, found["stock"], strict=True)
+            ),
+            "difference": max(_compare(weights["stock"][0], trained) for trained in weights[mode]),
+        }
+        for mode, rows in found.items()
+    }
+
+
+def _compare(expected: list[Any], trained: list[Any]) -> float:
+    """Returns the largest difference of an element, divided by the largest element of its array, if that is not 0."""
+    pairs = zip(expected, trained, strict=True)
+    return max(float(abs(one - other).max() / (abs(one).max() or 1.0)) for one, other in pairs)
 
 
 def train(point: Point) -> dict[str, Any]:
-    """Trains a model by a plan, or as it stands."""
+    """Trains a model by a plan, or as it stands, and saves its weights."""
+    import numpy as np
     import tensorflow as tf
 
     import checkmate_tf
@@ -102,22 +152,22 @@ def train(point: Point) -> dict[str, Any]:
         checkmate_tf.rematerialize(
             model, plan=point["plan"], data=(x, y), measure=False, progress=False, options=options
         )
-    peaks, times_s, sizes = [], [], []
-    for step in range(point["steps"]):
+    peaks, times_s, sizes, num_steps = [], [], [], _STEPS.get(point["model"], _FEW_STEPS)
+    for step in range(num_steps):
         tf.config.experimental.reset_memory_stats("CPU:0")
         began = time.perf_counter()
         model.train_on_batch(x, y)
         times_s.append(time.perf_counter() - began)
         peaks.append(int(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
-        if step in (_WARM, point["steps"] - 1):
+        if step in (_WARM, num_steps - 1):
             sizes.append(read_sizes())
-    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
+    np.savez(point["weights"], *model.get_weights())
     growth = {f"{name}_growth{unit}": sizes[-1][name] - sizes[0][name] for name, unit in _GROWING.items()}
     return {
+        "steps": num_steps,
         "peak_bytes": max(peaks),
         "resident_set_bytes": read_status("VmHWM"),
         "step_s": statistics.median(times_s[1:]),
-        "weights": digest[:12],
         **(growth if len(sizes) > 1 else {}),
     }
 
@@ -143,8 +193,8 @@ def read_status(name: str) -> int:
 
 
 _SHAPES = {
-    "convolutions": (8, 128, 128, 3),
-    "transformer": (8, 256, 128),
+    "convolutions": (16, 128, 128, 3),
+    "transformer": (32, 256, 128),
     "unet": (4, 128, 128, 3),
     "quick": (1, 64, 64, 3),
     "adam": (32, 16, 256),
@@ -170,7 +220,7 @@ def build(name: str) -> Any:
     while len(hidden.shape) > 2:
         hidden = keras.ops.mean(hidden, axis=1)
     model = keras.Model(inputs, layers.Dense(10)(hidden))
-    optimizer = keras.optimizers.Adam(0.001) if name == "adam" else keras.optimizers.SGD(0.01)
+    optimizer = keras.optimizers.Adam(0.001) if name == "adam" else keras.optimizers.SGD(0.001)
     model.compile(optimizer, "mse", jit_compile=False)
     return model
 
@@ -178,8 +228,10 @@ def build(name: str) -> Any:
 def _add_convolutions(hidden: Any) -> Any:
     from keras import layers
 
-    for _ in range(10):
-        hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
+    hidden = layers.Conv2D(32, 3, padding="same")(hidden)
+    for _ in range(6):
+        inner = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
+        hidden = hidden + layers.Conv2D(32, 3, padding="same")(inner)
     return hidden
 
 
@@ -222,16 +274,14 @@ def table(rows: Sequence[Row]) -> str:
     """The rows of each model, one below the other."""
     lines = [
         "| model | step | budget | allocator's peak | VmHWM | recomputed | offloaded | state in the file | hidden "
-        "| time, predicted | time, measured | weights |",
+        "| time, predicted | time, measured | difference |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    stock = {row["model"]: row for row in rows if row["mode"] == "stock" and not row["error"]}
     modes = (*MODES, "")  # a model that cannot be planned so has a row of no mode, with the error
     for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), modes.index(row["mode"]))):
         if row["error"]:
             lines.append(f"| {row['model']} | {row['mode']} | {row['error'].replace('|', '/')} |" + " |" * 9)
             continue
-        base = stock.get(row["model"])
         planned = row["mode"] != "stock"
         cells = [
             row["model"],
@@ -241,11 +291,11 @@ def table(rows: Sequence[Row]) -> str:
             _mebibytes(row["resident_set_bytes"]),
             row["recomputed"],
             f"{row['offloaded']} of {_mebibytes(row['offloaded_bytes'])}" if row["offloaded"] not in ("", "0") else "",
-            _mebibytes(row["in_file_bytes"]) if row["in_file_bytes"] not in ("", "0") else "",
+            _mebibytes(row["offloaded_state_bytes"]) if row["offloaded_state_bytes"] not in ("", "0") else "",
             f"{float(row['hidden_share']):.0%}" if row["mode"] == "offload" else "",
             f"{1 + float(row['predicted_overhead']):.2f}" if planned else "1.00",
-            f"{float(row['step_s']) / float(base['step_s']):.2f}" if base else "",
-            "as stock" if base and row["weights"] == base["weights"] else "differ",
+            f"{1 + float(row['overhead']):.2f}",
+            f"{float(row['difference']):.0e}" if float(row["difference"]) else "0",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -266,11 +316,13 @@ def page() -> str:
             "",
             "`python -m experiments.offloading`, kept in `offloading.csv`",
             "",
-            "Each row is a new process that trains on one batch: the stock step, the plan of the least budget known to "
-            "work by recomputation alone, and a plan for a lower budget with values in files. Peaks are the highest of "
-            "all steps. Times are medians of steps, divided by that of the stock step. Other processes shared the "
-            "machine with `quick`, so its measured times are not meaningful. VmHWM counts the whole process, including "
-            "TensorFlow, and the memory for tracing and rewriting the step.",
+            "Each training is a new process, on one batch: the stock step, a plan for the least budget that "
+            "recomputation alone is found to keep to, and a plan for a lower budget with values in files. The three take turns, three "
+            "times each. Peaks are the highest of all steps. Times are medians of steps, divided by that of the stock "
+            "step in the same turn; the median of the three turns is shown. VmHWM counts the whole process, including "
+            "TensorFlow, and the memory for tracing and rewriting the step. The difference is that of the trained "
+            "weights from those of the first stock training, divided by the largest weight of the same array; for the "
+            "stock step, it is that of two trainings.",
             "",
             table(rows),
             "",
