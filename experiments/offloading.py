@@ -28,8 +28,7 @@ MODES = ("stock", "recompute", "offload")
 COLUMNS = (
     "model", "mode", "steps", "budget_bytes", "predicted_peak_bytes", "peak_bytes", "resident_set_bytes", "recomputed",
     "offloaded", "offloaded_bytes", "offloaded_state_bytes", "hidden_share", "predicted_overhead", "overhead", "step_s",
-    "difference",
-    "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
+    "difference", "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
 )  # fmt: skip
 _TRIED = 0.9  # of the least budget known so far, beside what is resident
 _BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
@@ -86,7 +85,7 @@ def find_least(name: str, plan: Callable[..., Any]) -> tuple[int, Any]:
         except InfeasibleBudgetError as error:
             resident = error.closest.planned.resident
             if least_bytes is not None:
-                return min(least_bytes, error.least_budget_bytes), resident
+                return min(least_bytes, error.least_budget_bytes or least_bytes), resident
             least_bytes = error.least_budget_bytes
         else:
             least_bytes = budget_bytes
@@ -317,12 +316,12 @@ def page() -> str:
             "`python -m experiments.offloading`, kept in `offloading.csv`",
             "",
             "Each training is a new process, on one batch: the stock step, a plan for the least budget that "
-            "recomputation alone is found to keep to, and a plan for a lower budget with values in files. The three take turns, three "
-            "times each. Peaks are the highest of all steps. Times are medians of steps, divided by that of the stock "
-            "step in the same turn; the median of the three turns is shown. VmHWM counts the whole process, including "
-            "TensorFlow, and the memory for tracing and rewriting the step. The difference is that of the trained "
-            "weights from those of the first stock training, divided by the largest weight of the same array; for the "
-            "stock step, it is that of two trainings.",
+            "recomputation alone is found to keep to, and a plan for a lower budget with values in files. The three "
+            "take turns, three times each. Peaks are the highest of all steps. Times are medians of steps, divided by "
+            "that of the stock step in the same turn; the median of the three turns is shown. VmHWM counts the whole "
+            "process, including TensorFlow, and the memory for tracing and rewriting the step. The difference is that "
+            "of the trained weights from those of the first stock training, divided by the largest weight of the same "
+            "array; for the stock step, it is that of two trainings.",
             "",
             table(rows),
             "",
