@@ -16,7 +16,7 @@ class EmittedFunction:
         function: has the arguments and results of the source function; the source itself if nothing was rewritten.
         copied_ops_per_node: node index -> number of operations computed again, for the nodes that repeat.
         num_control_edges: control edges that were added to keep the order.
-        on_begin: called before each step.
+        on_begin: called before each step; once, if a traced graph calls the function.
         on_end: called after each step; raises OffloadError if a value could not be copied out of memory.
     """
 
@@ -48,6 +48,8 @@ class EmittedFunction:
             results = self.function(*args, **kwargs)
             self.on_end()
             return results
+        with tf.init_scope():
+            self.on_begin()
         results = self.function(*args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=True)
         traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)

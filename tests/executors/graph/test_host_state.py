@@ -68,9 +68,10 @@ with tf.device("CPU:1"):
     assert find_devices(state) == {"CPU:1"}
     for one in (model, stock):
         one.train_on_batch(*BATCH)
-    emitted(*map(tf.constant, BATCH))
+    tf.function(lambda *batch: emitted(*batch))(*map(tf.constant, BATCH))
     stock.train_on_batch(*BATCH)
     check_equal(model, stock)
+    assert find_devices(state) == {"CPU:0"}
 """
 
 _MEASURE = """

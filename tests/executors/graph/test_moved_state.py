@@ -71,6 +71,19 @@ def test_numbers_are_those_of_the_stock_step(optimizer, tmp_path):
         assert np.asarray(memoryview(variable.read_value())).ctypes.data == array.ctypes.data
 
 
+def test_a_traced_graph_that_calls_the_step_moves_the_state_first(tmp_path):
+    model, stock = make_model(), make_model()
+    traced = trace_model(model, data=BATCH).extract()
+    state = MovedState.of(traced, OffloadFolder(str(tmp_path)), _COSTS, 1 << 30)
+    emitted = emit(traced, make_retain_all_schedule(traced.graph), state=state)
+    tf.function(lambda *batch: emitted(*batch))(*map(tf.constant, BATCH))
+    stock.train_on_batch(*BATCH)
+    for mine, theirs in zip(model.optimizer.variables, stock.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy(), err_msg=mine.path)
+    for variable, array in zip(state.variables, state.file.arrays, strict=True):
+        assert np.asarray(memoryview(variable.read_value())).ctypes.data == array.ctypes.data
+
+
 def test_the_largest_variables_move_first():
     model = make_model()
     traced = trace_model(model, data=BATCH).extract()
