@@ -406,7 +406,7 @@ class _Search:
         if find_peak_bound(self.graph).peak_bytes > self.budget_bytes:
             if self.step.uses_xla:
                 self.add_costs()  # A compiled step may take less than predicted, and be within the budget.
-            chosen = self.try_least_memory(self.settings.hopeless_share * self.request.time_limit_s)
+            chosen = self.try_least_memory(self.settings.least_share * self.request.time_limit_s)
         else:
             chosen = self.try_known(known)
         if chosen is None:
@@ -707,7 +707,7 @@ class _Search:
         """Describes how many bytes each pattern costs; "" without patterns."""
         if not self.steering:
             return ""
-        limit_s = self.settings.hopeless_share * self.request.time_limit_s
+        limit_s = self.settings.least_share * self.request.time_limit_s
         options = self.request.options
         least = find_least_peaks(
             self.graph, self.steering, order=options.order, time_limit_s=limit_s, seed=options.seed

@@ -35,9 +35,8 @@ class Settings:
         later_spread: if nodes run side by side, later steps are expected to take up to this share more than the
             measured ones, because nodes run in another order, and the allocator's chunks differ.
         least_share: the schedule of least memory gets at least this share of the solver's time if no other schedule was
-            found.
-        hopeless_share: for a budget below the need of one node, the error names the least budget known to work. The
-            solver gets this share of its time to find it.
+            found. It gets this share for a budget below the need of one node, because the error names the least budget
+            known to work.
         least_gap: before a budget is refused, other schedules are measured, too, until the least peak is at most this
             share above the prediction for the schedule of least memory.
         least_rounds: largest number of these.
@@ -57,7 +56,6 @@ class Settings:
     resolution: float = 0.005
     later_spread: float = 0.02
     least_share: float = 0.25
-    hopeless_share: float = 0.1
     least_gap: float = 0.1
     least_rounds: int = 3
     pattern_share: float = 0.1
