@@ -31,7 +31,7 @@ COLUMNS = (
     "difference", "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
 )  # fmt: skip
 _TRIED = 0.9  # of the least budget known so far, beside what is resident
-_BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
+_BELOW = 0.85  # of the least budget that recomputation alone keeps to, beside what is resident
 _MOVED = 0.7  # of the optimizer's state, for models with state
 _SEED = 1
 _STEPS = {"quick": 1000}
@@ -50,46 +50,49 @@ def compute(point: Point) -> list[dict[str, Any]]:
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
 
-    name, file = point["model"], f"file:{point['folder']}"
+    name, folder = point["model"], point["folder"]
     plan = partial(checkmate_tf.rematerialize, data=make_batch(name), progress=False, time_limit_s=_TIME_LIMIT_S)
-    least_bytes, resident = find_least(name, plan)
-    below_bytes = resident.total + int(_BELOW * (least_bytes - resident.total)) - int(_MOVED * resident.optimizer)
-    rows, refused, ways = {"stock": {}}, [], {"stock": {**point, "plan": ""}}
-    with tempfile.TemporaryDirectory() as folder:
-        for mode, budget_bytes, options in (
-            ("recompute", least_bytes, checkmate_tf.Options()),
-            ("offload", below_bytes, checkmate_tf.Options(offload=file)),
-        ):
-            try:
-                planned = plan(build(name), budget=budget_bytes, options=options)
-            except InfeasibleBudgetError as error:
-                refused.append({"mode": mode, "budget_bytes": budget_bytes, "error": str(error)})
-            else:
-                rows[mode], ways[mode] = describe(planned), {**point, "plan": os.path.join(folder, f"{mode}.json")}
-                planned.save(ways[mode]["plan"])
+    recompute = find_least(name, plan)
+    resident = recompute.resident
+    below_bytes = _lower(recompute, _BELOW) - int(_MOVED * resident.optimizer)
+    plans, refused = {"recompute": recompute}, []
+    try:
+        options = checkmate_tf.Options(offload=f"file:{folder}")
+        plans["offload"] = plan(build(name), budget=below_bytes, options=options)
+    except InfeasibleBudgetError as error:
+        refused.append({"mode": "offload", "budget_bytes": below_bytes, "error": str(error)})
+    with tempfile.TemporaryDirectory() as plan_folder:
+        ways = {"stock": {**point, "plan": ""}}
+        for mode, one in plans.items():
+            ways[mode] = {**point, "plan": os.path.join(plan_folder, f"{mode}.json")}
+            one.save(ways[mode]["plan"])
         trained = train_in_turns(ways)
+    rows = {"stock": {}, **{mode: describe(one) for mode, one in plans.items()}}
     return [{"mode": mode, **row, **trained[mode]} for mode, row in rows.items()] + refused
 
 
-def find_least(name: str, plan: Callable[..., Any]) -> tuple[int, Any]:
-    """Returns the least budget that recomputation alone is found to keep to, and the resident bytes of the model.
+def find_least(name: str, plan: Callable[..., Any]) -> Any:
+    """Returns the plan for the least budget that recomputation alone is found to keep to.
 
-    A tenth less, beside what is resident, is tried until it is refused.
+    A tenth less than the last budget is tried until it is refused, beginning with the budget that an error names.
     """
     from checkmate_tf.errors import InfeasibleBudgetError
 
-    budget_bytes, least_bytes = 1, None
+    found, budget_bytes = None, 1
     while True:
         try:
-            plan(build(name), budget=budget_bytes)
+            found = plan(build(name), budget=budget_bytes)
         except InfeasibleBudgetError as error:
-            resident = error.closest.planned.resident
-            if least_bytes is not None:
-                return min(least_bytes, error.least_budget_bytes or least_bytes), resident
-            least_bytes = error.least_budget_bytes
+            if found is not None:
+                return found
+            budget_bytes = max(error.least_budget_bytes or 0, int(budget_bytes / _TRIED))
         else:
-            least_bytes = budget_bytes
-        budget_bytes = resident.total + int(_TRIED * (least_bytes - resident.total))
+            budget_bytes = _lower(found, _TRIED)
+
+
+def _lower(plan: Any, share: float) -> int:
+    """Returns a plan's budget with only a share of what is not resident."""
+    return plan.resident.total + int(share * (plan.budget_bytes - plan.resident.total))
 
 
 def describe(plan: Any) -> dict[str, Any]:
