@@ -185,7 +185,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "[self.names[read], *waits]",
         "[self.names[read]]",
         "all state in host memory would be copied to the device when the step begins",
-        ("tests/executors/graph/test_host_state.py::test_each_copy_to_the_device_waits_for_the_operation_that_uses_it",),
+        (
+            "tests/executors/graph/test_host_state.py::test_each_copy_to_the_device_waits_for_the_operation_that_uses_it",
+        ),
     ),
     _emission(
         "graph/step",
