@@ -618,6 +618,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "            if written[value]:\n",
+        "            if True:\n",
+        "recomputation on a GPU would make XLA write gradients that their readers would have computed",
+        ("tests/executors/xla/rules/test_recomputed_first.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/rules/sums_beside.py",
+        "if kernels & progress.xla_graph.written[value]",
+        "if False",
+        "sums of a gradient would leave the kernel that writes it on a GPU, wherever recomputation waits for it",
+        ("tests/executors/xla/rules/test_sums_beside.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/delays.py",
+        "start - 2 not in late and ",
+        "",
+        "two runs of recomputation that wait for different gradients would become one",
+        ("tests/executors/xla/test_delays.py",),
+    ),
+    Mutation(
         "checkmate_tf/executors/xla/rules/held_relus.py",
         'return "ReluGrad" in readers and',
         'return "ReluGrad" not in readers and',
