@@ -185,7 +185,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "[self.names[read], *waits]",
         "[self.names[read]]",
         "all state in host memory would be copied to the device when the step begins",
-        ("tests/executors/graph/test_host_state.py::test_each_copy_to_the_device_waits_for_the_operation_that_uses_it",),
+        (
+            "tests/executors/graph/test_host_state.py::test_each_copy_to_the_device_waits_for_the_operation_that_uses_it",
+        ),
     ),
     _emission(
         "graph/step",
@@ -613,6 +615,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "if first_positions[node] == position and not is_late:",
         "if first_positions[node] == position:",
         "recomputation would run in the middle of a normalization's gradient, which XLA then writes in parts",
+        ("tests/executors/xla/test_delays.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "            if written[value]:\n",
+        "            if True:\n",
+        "recomputation on a GPU would make XLA write gradients that their readers would have computed",
+        ("tests/executors/xla/rules/test_recomputed_first.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/rules/sums_beside.py",
+        "if kernels & progress.xla_graph.written[value]",
+        "if False",
+        "sums of a gradient would leave the kernel that writes it on a GPU, wherever recomputation waits for it",
+        ("tests/executors/xla/rules/test_sums_beside.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/delays.py",
+        "start - 2 not in late and ",
+        "",
+        "two runs of recomputation that wait for different gradients would become one",
         ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(

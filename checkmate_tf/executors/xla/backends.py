@@ -35,6 +35,7 @@ from checkmate_tf.executors.xla.rules.slice_gradients import SliceGradients
 from checkmate_tf.executors.xla.rules.slices import Slices
 from checkmate_tf.executors.xla.rules.sources_wait import SourcesWait
 from checkmate_tf.executors.xla.rules.summed_products import SummedProducts
+from checkmate_tf.executors.xla.rules.sums_beside import SumsBeside
 from checkmate_tf.executors.xla.rules.transposes import Transposes
 from checkmate_tf.executors.xla.rules.volumes import Volumes
 from checkmate_tf.executors.xla.rules.weights_written_over import WeightsWrittenOver
@@ -80,6 +81,7 @@ GPU = Backend(
         ConvolvedSums(),
         SourcesWait(),
         RecomputedFirst(),
+        SumsBeside(),
     ),
     has_host_memory=True,
 )

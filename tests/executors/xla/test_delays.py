@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from checkmate_tf.executors.xla.delays import delay_repeats
+from checkmate_tf.executors.xla.delays import delay_repeats, delay_sums
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import solve
@@ -26,6 +26,22 @@ def test_a_node_that_first_runs_in_the_backward_pass_waits_like_a_repeat():
     graph = graph_of(reads, sizes={**dict.fromkeys("bcdef", 1), "a": 0})
     assert delay_repeats(graph, Schedule((0, 2, 3, 1, 4, 5))).order == (0, 2, 3, 4, 1, 5)
     assert delay_repeats(graph, Schedule((0, 1, 2, 3, 4, 5))).order == (0, 1, 2, 3, 4, 5)
+
+
+def test_a_small_sum_waits_for_recomputation_before_a_node_of_the_same_kernel():
+    """Node s sums the gradient g, which m reads, too; a is computed again for m, and b for n."""
+    reads = {"a": "", "b": "a", "g": "b", "s": "g", "m": "ag", "n": "bm"}
+    graph = graph_of(reads, sizes={**dict.fromkeys("abgmn", 8), "s": 1})
+    one = [frozenset({number}) for number in (0, 1, 2, 3, 3, 4)]
+
+    def delay(order, kernels=one, small_bytes=1):
+        return delay_sums(graph, Schedule(order), kernels, small_bytes).order
+
+    assert delay((0, 1, 2, 3, 0, 4, 1, 5)) == (0, 1, 2, 0, 3, 4, 1, 5)
+    apart = [frozenset({number}) for number in range(6)]
+    assert delay((0, 1, 2, 3, 0, 4, 1, 5), apart) == (0, 1, 2, 3, 0, 4, 1, 5), "two kernels in any case"
+    assert delay((0, 1, 2, 3, 0, 4, 1, 5), small_bytes=0) == (0, 1, 2, 3, 0, 4, 1, 5), "it would be held"
+    assert delay((0, 1, 2, 1, 3, 0, 4, 5)) == (0, 1, 2, 1, 3, 0, 4, 5), "two runs would become one"
 
 
 @pytest.mark.parametrize("budget", ["40%", "60%"])

@@ -45,6 +45,8 @@ class XlaGraph:
             their readers, or within operations that only wait for them.
         constants: nodes of the training graph that XLA computes at compile time.
         transposed: pairs of a node of the training graph and a value that it reads, which XLA transposes for it alone.
+        written: the kernels of the stock step that write each value of `graph`; none if its readers compute it within
+            themselves, [num_values].
         apart: nodes of the training graph that compute an operand in a kernel of its own before they transpose it.
     """
 
@@ -58,6 +60,7 @@ class XlaGraph:
     materialized: frozenset[int]
     constants: frozenset[int]
     transposed: frozenset[tuple[int, int]]
+    written: tuple[frozenset[int], ...]
     apart: frozenset[int] = frozenset()
 
     def lower(self, op: int) -> Lowering | None:
@@ -78,6 +81,10 @@ class XlaGraph:
     def stored_tensors(self) -> frozenset[TensorId]:
         """Returns the tensors of values that XLA writes to buffers."""
         return frozenset(tensor for value in range(len(self.values)) for tensor in self.tensors(value))
+
+    def list_kernels(self, node: int) -> frozenset[int]:
+        """Returns the kernels of the stock step that write results of a node of `graph`."""
+        return frozenset().union(*(self.written[value] for value in self.graph.nodes[node].outputs))
 
     def is_split(self, index: int) -> bool:
         """Returns whether a node of `graph` is part of a node of the training graph that has an early part."""
@@ -204,6 +211,7 @@ def make_xla_graph(
         materialized=(buffers.materialized | buffers.awaited).intersection(fusion.reads),
         constants=facts.constants,
         transposed=buffers.transposed,
+        written=tuple(frozenset() if value is None else facts.index.written[value] for value in numbering.values),
     )
 
 

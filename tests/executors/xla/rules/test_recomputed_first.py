@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 from checkmate_tf.executors.xla.backends import GPU
+from checkmate_tf.executors.xla.writer import emit_for_xla
 from checkmate_tf.tf_private import XLA_BARRIER_TYPE
-from tests.executors.xla.rules.steps import emit
+from tests.executors.xla.rules.steps import emit, make_graph, recompute_all
 from tests.executors.xla.rules.test_held_relus import normalized
 
 
@@ -28,3 +31,21 @@ def test_one_input_in_a_buffer_waits_and_no_weight_does() -> None:
     tied = {name for tie in list_ties(GPU) for name in tie[1:]}
     assert tied
     assert not [name for name in tied if "ReadVariableOp" in name]
+
+
+def list_awaited(graph) -> set[str]:
+    """The gradients for which runs of recomputation wait, and what else barriers are over first."""
+    nodes = emit_for_xla(graph, recompute_all(graph)).graph_def.node
+    return {node.input[0] for node in nodes if node.op == XLA_BARRIER_TYPE}
+
+
+def test_recomputation_waits_for_a_gradient_that_the_stock_step_writes() -> None:
+    """A barrier over a gradient of a ReLU would make XLA write it where its readers would have computed it."""
+    graph = make_graph(normalized, GPU)
+    names = [value.name.partition(":")[0] for value in graph.graph.values]
+    relus = [value for value, name in enumerate(names) if name.endswith("re_lu_2_1/ReluGrad")]
+    assert {names[value] for value in relus} <= list_awaited(graph)
+    written = tuple(frozenset() if value in relus else kernels for value, kernels in enumerate(graph.written))
+    awaited = list_awaited(replace(graph, written=written))
+    assert not {names[value] for value in relus} & awaited
+    assert "gradient_tape/functional_1/conv2d_3_1/convolution/Conv2DBackpropInput" in awaited
