@@ -625,6 +625,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/rules/test_recomputed_first.py",),
     ),
     Mutation(
+        "checkmate_tf/executors/xla/rules/sources_wait.py",
+        "if self.are_random:",
+        "if False:",
+        "slices of the batch would each take a kernel on a GPU",
+        ("tests/executors/xla/rules/test_sources_wait.py",),
+    ),
+    Mutation(
         "checkmate_tf/executors/xla/rules/sums_beside.py",
         "if kernels & progress.xla_graph.written[value]",
         "if False",

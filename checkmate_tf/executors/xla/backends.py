@@ -79,7 +79,7 @@ GPU = Backend(
         HeldRelus(),
         Slices(are_together=True),
         ConvolvedSums(),
-        SourcesWait(),
+        SourcesWait(are_random=True),
         RecomputedFirst(),
         SumsBeside(),
     ),
