@@ -618,11 +618,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(
-        "checkmate_tf/executors/xla/order/gradient_ties.py",
-        "            if written[value]:\n",
-        "            if True:\n",
-        "recomputation on a GPU would make XLA write gradients that their readers would have computed",
-        ("tests/executors/xla/rules/test_recomputed_first.py",),
+        "checkmate_tf/executors/xla/delays.py",
+        "is_backward and not kernels[index]",
+        "is_backward",
+        "gradients that the stock step writes would be written late, and what they are computed from would be held",
+        ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(
         "checkmate_tf/executors/xla/rules/sources_wait.py",
@@ -640,8 +640,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/delays.py",
-        "start - 2 not in late and ",
-        "",
+        "while start >= 2 and start - 2 not in late:",
+        "while start >= 2:",
         "two runs of recomputation that wait for different gradients would become one",
         ("tests/executors/xla/test_delays.py",),
     ),

@@ -1,4 +1,4 @@
-"""Delays a schedule's recomputation until its results are read, and sums until they share a kernel.
+"""Delays a schedule's recomputation until its results are read, and other nodes until their readers run.
 
 A solver may recompute a node long before its first reader if the budget allows. XLA may run it even earlier: as soon as
 the gradient exists for which the node waits. That can be before the position with the highest memory.
@@ -48,11 +48,12 @@ def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
     return Schedule(tuple(order))
 
 
-def delay_sums(graph: Graph, schedule: Schedule, kernels: Sequence[frozenset[int]], small_bytes: int) -> Schedule:
-    """Moves small sums of a gradient behind the recomputation that follows them, where the stock step has one kernel.
+def delay_fused(graph: Graph, schedule: Schedule, kernels: Sequence[frozenset[int]], small_bytes: int) -> Schedule:
+    """Moves backward nodes behind the recomputation that follows them, so that XLA:GPU fuses them as in the stock step.
 
-    If a later node reads the gradient, too, XLA:GPU computes both in one kernel. With recomputation between them, which
-    waits for the gradient, they would be two kernels, each of which reads it.
+    Recomputation waits for a gradient. XLA writes that gradient to a buffer, and fuses nothing across the wait.
+    Therefore, small sums of a gradient move if the stock step computes them in one kernel with a later node. Nodes that
+    the stock step computes within their readers move if the peak does not rise.
 
     Args:
         schedule: a valid schedule without fetches.
@@ -60,30 +61,25 @@ def delay_sums(graph: Graph, schedule: Schedule, kernels: Sequence[frozenset[int
         small_bytes: results of at most so many bytes are small.
     """
     order = list(schedule.order)
+    peak_bytes = simulate(graph, schedule).peak_bytes
     late = find_runs(graph, order)
     for end in sorted(set(late.values())):
         start = min(position for position, its_end in late.items() if its_end == end)
-        while (
-            start >= 2 and start - 2 not in late and _is_read_with_later(graph, order, start - 1, kernels, small_bytes)
-        ):
-            order[start - 1 : end] = [*order[start:end], order[start - 1]]
-            start, end = start - 1, end - 1
+        while start >= 2 and start - 2 not in late:
+            index, behind = order[start - 1], order[end:]
+            moved = [*order[: start - 1], *order[start:end], index, *behind]
+            if not _is_unread(graph, index, order[start:end]):
+                break
+            if any(graph.values[value].size_bytes > small_bytes for value in graph.nodes[index].outputs):
+                is_within_readers = graph.nodes[index].is_backward and not kernels[index]
+                if not is_within_readers or simulate(graph, Schedule(tuple(moved))).peak_bytes > peak_bytes:
+                    break
+            elif not any(kernels[index] & kernels[other] for other in behind):
+                break
+            order, start, end = moved, start - 1, end - 1
     return Schedule(tuple(order))
 
 
-def _is_read_with_later(
-    graph: Graph, order: Sequence[int], position: int, kernels: Sequence[frozenset[int]], small_bytes: int
-) -> bool:
-    """Returns whether a position yields small results, which none reads before a later node of the same kernel.
-
-    That node reads a value that the position reads, too.
-    """
-    node = graph.nodes[order[position]]
-    if any(graph.values[value].size_bytes > small_bytes for value in node.outputs):
-        return False
-    for other in order[position + 1 :]:
-        if not set(node.outputs).isdisjoint(graph.nodes[other].inputs):
-            return False
-        if kernels[order[position]] & kernels[other] and not set(node.inputs).isdisjoint(graph.nodes[other].inputs):
-            return True
-    return False
+def _is_unread(graph: Graph, index: int, others: Sequence[int]) -> bool:
+    """Returns whether none of the other nodes reads a result of a node."""
+    return all(set(graph.nodes[index].outputs).isdisjoint(graph.nodes[other].inputs) for other in others)

@@ -13,7 +13,7 @@ from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_aw
 from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
-from checkmate_tf.executors.xla.delays import delay_repeats, delay_sums
+from checkmate_tf.executors.xla.delays import delay_fused, delay_repeats
 from checkmate_tf.executors.xla.host_copies import HostCopies
 from checkmate_tf.executors.xla.model.buffers import BufferRule
 from checkmate_tf.executors.xla.model.graph import XlaGraph
@@ -36,7 +36,7 @@ def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
     late = read if read.fetches else delay_repeats(graph, read)
     if xla_graph.backend.ties.is_free and not read.fetches:
         kernels = [xla_graph.list_kernels(node) for node in range(len(graph.nodes))]
-        late = delay_sums(graph, late, kernels, xla_graph.training_graph.grouping.small_bytes)
+        late = delay_fused(graph, late, kernels, xla_graph.training_graph.grouping.small_bytes)
     return delay_changes(graph, late, _find_awaited_nodes(xla_graph))
 
 

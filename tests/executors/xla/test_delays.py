@@ -1,10 +1,11 @@
 """Repeats that wait until they are read."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from checkmate_tf.executors.xla.delays import delay_repeats, delay_sums
+from checkmate_tf.executors.xla.delays import delay_fused, delay_repeats
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import solve
@@ -28,20 +29,29 @@ def test_a_node_that_first_runs_in_the_backward_pass_waits_like_a_repeat():
     assert delay_repeats(graph, Schedule((0, 1, 2, 3, 4, 5))).order == (0, 1, 2, 3, 4, 5)
 
 
+def delay(order, *, between, kernels, sizes=None, small_bytes=1):
+    """Nodes s and u read the gradient g; a is computed again for m, and b for n. `between` are s and u in order."""
+    reads = {"a": "", "b": "a", "g": "b", **dict.fromkeys(between, "g"), "m": "au", "n": "bm"}
+    graph = graph_of(reads, sizes={**dict.fromkeys("abgumn", 8), "s": 1, **(sizes or {})})
+    nodes = tuple(replace(node, is_backward=node.name not in "ab") for node in graph.nodes)
+    kernels_of = [frozenset({kernels.get(name, name)} - {""}) for name in reads]
+    return delay_fused(replace(graph, nodes=nodes), Schedule(order), kernels_of, small_bytes).order
+
+
 def test_a_small_sum_waits_for_recomputation_before_a_node_of_the_same_kernel():
-    """Node s sums the gradient g, which m reads, too; a is computed again for m, and b for n."""
-    reads = {"a": "", "b": "a", "g": "b", "s": "g", "m": "ag", "n": "bm"}
-    graph = graph_of(reads, sizes={**dict.fromkeys("abgmn", 8), "s": 1})
-    one = [frozenset({number}) for number in (0, 1, 2, 3, 3, 4)]
+    order, one_kernel = (0, 1, 2, 3, 4, 0, 5, 1, 6), {"s": "m"}
+    assert delay(order, between="us", kernels=one_kernel) == (0, 1, 2, 3, 0, 4, 5, 1, 6)
+    assert delay(order, between="us", kernels={}) == order, "two kernels in any case"
+    assert delay(order, between="us", kernels=one_kernel, small_bytes=0) == order, "it would be held"
+    two_runs = (0, 1, 2, 3, 1, 4, 0, 5, 6)
+    assert delay(two_runs, between="us", kernels=one_kernel) == two_runs, "two runs would become one"
 
-    def delay(order, kernels=one, small_bytes=1):
-        return delay_sums(graph, Schedule(order), kernels, small_bytes).order
 
-    assert delay((0, 1, 2, 3, 0, 4, 1, 5)) == (0, 1, 2, 0, 3, 4, 1, 5)
-    apart = [frozenset({number}) for number in range(6)]
-    assert delay((0, 1, 2, 3, 0, 4, 1, 5), apart) == (0, 1, 2, 3, 0, 4, 1, 5), "two kernels in any case"
-    assert delay((0, 1, 2, 3, 0, 4, 1, 5), small_bytes=0) == (0, 1, 2, 3, 0, 4, 1, 5), "it would be held"
-    assert delay((0, 1, 2, 1, 3, 0, 4, 5)) == (0, 1, 2, 1, 3, 0, 4, 5), "two runs would become one"
+def test_a_node_that_its_readers_compute_waits_for_recomputation_unless_more_is_held():
+    order, within = (0, 1, 2, 3, 4, 0, 5, 1, 6), {"u": ""}
+    assert delay(order, between="su", kernels=within) == (0, 1, 2, 3, 0, 4, 5, 1, 6)
+    assert delay(order, between="su", kernels={}) == order, "the stock step writes it"
+    assert delay(order, between="su", kernels=within, sizes={"g": 100, "a": 200}) == order, "g would be held beside a"
 
 
 @pytest.mark.parametrize("budget", ["40%", "60%"])

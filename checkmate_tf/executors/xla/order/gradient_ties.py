@@ -166,8 +166,8 @@ class GradientTies(OrderingPolicy):
         """Returns the newest tensor from before a run that the first node after the run with such an input reads.
 
         If no node has such an input, as loops that read lists do not, it is the newest tensor from before the run. A
-        barrier makes XLA write the tensor to a buffer. It is therefore over a large tensor that the stock step writes,
-        if there is one, as XLA may compute others within their readers.
+        barrier makes XLA write the tensor to a buffer. It is therefore over a large tensor, if there is one, as XLA may
+        compute small ones within their readers.
         """
         progress, nodes = self.progress, self.progress.graph.nodes
         takes_any = not progress.xla_graph.backend.ties.is_free
@@ -175,33 +175,12 @@ class GradientTies(OrderingPolicy):
         small: TensorId | None = None
         for node in progress.order[end:]:
             known = [value for value in nodes[node].inputs if value in progress.computed_at and value not in in_run]
-            large = [value for value in self._list_written(known) - in_run if self._is_large(value)]
+            large = [value for value in known if progress.graph.values[value].size_bytes > progress.small_bytes]
             found = progress.find_newest_float(known if takes_any else large)
             if found is not None:
                 return found
             small = small or progress.find_newest_float(known)
         return small or progress.find_newest_float(progress.computed_at)
-
-    def _is_large(self, value: int) -> bool:
-        return self.progress.graph.values[value].size_bytes > self.progress.small_bytes
-
-    def _list_written(self, values: Iterable[int]) -> set[int]:
-        """Returns the values, with each that XLA would write to no buffer replaced by the gradients that it adds up."""
-        graph, written = self.progress.graph, self.progress.xla_graph.written
-        found: set[int] = set()
-        waiting = list(values)
-        while waiting:
-            value = waiting.pop()
-            if written[value]:
-                found.add(value)
-            else:
-                reads = graph.nodes[graph.producer[value]].inputs
-                waiting += [read for read in reads if read in self.progress.computed_at and self._is_gradient(read)]
-        return found
-
-    def _is_gradient(self, value: int) -> bool:
-        graph = self.progress.graph
-        return graph.nodes[graph.producer[value]].is_backward
 
     def _is_transposed(self, run: _Run, tensor: TensorId) -> bool:
         """Returns whether a tensor from before a run is in a buffer that each of its readers transposes."""

@@ -1,9 +1,6 @@
-from dataclasses import replace
-
 from checkmate_tf.executors.xla.backends import GPU
-from checkmate_tf.executors.xla.writer import emit_for_xla
 from checkmate_tf.tf_private import XLA_BARRIER_TYPE
-from tests.executors.xla.rules.steps import emit, make_graph, recompute_all
+from tests.executors.xla.rules.steps import emit
 from tests.executors.xla.rules.test_held_relus import normalized
 
 
@@ -31,23 +28,3 @@ def test_one_input_in_a_buffer_waits_and_no_weight_does() -> None:
     tied = {name for tie in list_ties(GPU) for name in tie[1:]}
     assert tied
     assert not [name for name in tied if "ReadVariableOp" in name]
-
-
-def list_awaited(graph) -> set[str]:
-    """The gradients for which runs of recomputation wait, and what else barriers are over first."""
-    nodes = emit_for_xla(graph, recompute_all(graph)).graph_def.node
-    return {node.input[0] for node in nodes if node.op == XLA_BARRIER_TYPE}
-
-
-def test_recomputation_waits_for_a_gradient_that_the_stock_step_writes() -> None:
-    """A barrier over a gradient of a ReLU would make XLA write it where its readers would have computed it."""
-    graph = make_graph(normalized, GPU)
-    names = [value.name.partition(":")[0] for value in graph.graph.values]
-    reads = [{names[read] for read in graph.graph.nodes[node].inputs} for node in graph.graph.producer]
-    products = [{name for name in each if name.endswith("/Conv2DBackpropInput")} for each in reads]
-    before = list_awaited(graph)
-    relu = next(v for v, name in enumerate(names) if name in before and name.endswith("/ReluGrad") and products[v])
-    written = tuple(frozenset() if value == relu else kernels for value, kernels in enumerate(graph.written))
-    after = list_awaited(replace(graph, written=written))
-    assert names[relu] not in after
-    assert products[relu] & (after - before)
