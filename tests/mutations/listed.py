@@ -625,6 +625,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(
+        "checkmate_tf/executors/xla/rules/recomputed_first.py",
+        "if index in later:",
+        "if False:",
+        "results that are computed once more would be held with others of the same barrier",
+        ("tests/executors/xla/rules/test_recomputed_first.py",),
+    ),
+    Mutation(
         "checkmate_tf/executors/xla/rules/sources_wait.py",
         "if self.are_random:",
         "if False:",

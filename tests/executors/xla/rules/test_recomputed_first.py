@@ -1,30 +1,52 @@
+from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.xla.backends import GPU
+from checkmate_tf.executors.xla.order.progress import Progress
+from checkmate_tf.executors.xla.rules.recomputed_first import RecomputedFirst
 from checkmate_tf.tf_private import XLA_BARRIER_TYPE
-from tests.executors.xla.rules.steps import emit
+from tests.executors.xla.rules.steps import emit, make_graph, recompute_all
 from tests.executors.xla.rules.test_held_relus import normalized
 
 
-def list_ties(backend) -> list[list[str]]:
+def list_ties(emitted) -> list[list[str]]:
     """The tensors under each barrier for which something waits."""
-    nodes = emit(normalized, backend, again=True).graph_def.node
+    nodes = emitted.graph_def.node
     return [list(node.input) for node in nodes if node.op == XLA_BARRIER_TYPE and "checkmate_tie" in node.name]
 
 
-def count_after_runs(backend) -> int:
-    """How many barriers are over a gradient behind another barrier, and recomputed results."""
-    return sum(
-        tie[0].startswith("checkmate_tie") and any("/recompute_" in name for name in tie[1:])
-        for tie in list_ties(backend)
-    )
+def list_first(emitted) -> set[str]:
+    """The recomputed results that are under a barrier together with a gradient behind another barrier."""
+    ties = [tie for tie in list_ties(emitted) if tie[0].startswith("checkmate_tie")]
+    return {name for tie in ties for name in tie[1:] if "/recompute_" in name}
 
 
 def test_gradients_wait_for_recomputed_results_that_products_read() -> None:
-    assert count_after_runs(GPU) > 0
-    assert count_after_runs(GPU.without("recomputed_first")) == 0
+    assert list_first(emit(normalized, GPU, again=True))
+    assert not list_first(emit(normalized, GPU.without("recomputed_first"), again=True))
+
+
+def test_results_that_nothing_reads_after_the_run_are_not_waited_for() -> None:
+    """XLA would hold them, as they would be under one barrier with others."""
+    graph = make_graph(normalized, GPU)
+    order = recompute_all(graph).order
+
+    def list_waited_for(order: tuple[int, ...], position: int) -> list[tuple[int, int]]:
+        progress = Progress(graph, Copies(graph.training_graph), order)
+        for earlier in range(position + 1):
+            progress.note(earlier)
+        return RecomputedFirst().list_first(progress, order[position])
+
+    early = next(position for position, node in enumerate(order) if graph.graph.nodes[node].is_backward) + 1
+    product = next(node for node in order if graph.graph.nodes[node].op_type == "Conv2D")
+    users = {user for value in graph.graph.nodes[product].outputs for user in graph.graph.users[value]}
+    read = next(position for position in range(early, len(order)) if order[position] in users)
+    once = (*order[:early], product, *order[early:])
+    assert list_waited_for(once, early)
+    twice = (*order[:early], product, *order[early:read], product, *order[read:])
+    assert not list_waited_for(twice, early), "it is computed once more before anything reads it"
 
 
 def test_one_input_in_a_buffer_waits_and_no_weight_does() -> None:
     """XLA transposes a filter once for both passes, and would transpose it again behind a barrier."""
-    tied = {name for tie in list_ties(GPU) for name in tie[1:]}
+    tied = {name for tie in list_ties(emit(normalized, GPU, again=True)) for name in tie[1:]}
     assert tied
     assert not [name for name in tied if "ReadVariableOp" in name]
