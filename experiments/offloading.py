@@ -296,7 +296,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{float(row['hidden_share']):.0%}" if row["mode"] == "offload" else "",
             f"{1 + float(row['predicted_overhead']):.2f}" if planned else "1.00",
             f"{1 + float(row['overhead']):.2f}",
-            f"{float(row['difference']):.0e}" if float(row["difference"]) else "0",
+            f"{float(row['difference']):.1g}" if row["difference"] else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
