@@ -30,8 +30,8 @@ COLUMNS = (
     "offloaded", "offloaded_bytes", "offloaded_state_bytes", "hidden_share", "predicted_overhead", "overhead", "step_s",
     "difference", "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
 )  # fmt: skip
-_TRIED = 0.9  # of the least budget known so far, beside what is resident
-_BELOW = 0.85  # of the least budget that recomputation alone keeps to, beside what is resident
+_TRIED = 0.9  # of the last budget, without the resident bytes
+_BELOW = 0.85  # of the least budget of recomputation alone, without the resident bytes
 _MOVED = 0.7  # of the optimizer's state, for models with state
 _SEED = 1
 _STEPS = {"quick": 1000}
@@ -85,13 +85,15 @@ def find_least(name: str, plan: Callable[..., Any]) -> Any:
         except InfeasibleBudgetError as error:
             if found is not None:
                 return found
-            budget_bytes = max(error.least_budget_bytes or 0, int(budget_bytes / _TRIED))
+            if error.least_budget_bytes is None:
+                raise
+            budget_bytes = max(error.least_budget_bytes, int(budget_bytes / _TRIED))
         else:
             budget_bytes = _lower(found, _TRIED)
 
 
 def _lower(plan: Any, share: float) -> int:
-    """Returns a plan's budget with only a share of what is not resident."""
+    """Returns a plan's budget, lowered to a share of it; resident bytes stay as they are."""
     return plan.resident.total + int(share * (plan.budget_bytes - plan.resident.total))
 
 
@@ -110,7 +112,7 @@ def describe(plan: Any) -> dict[str, Any]:
 
 
 def train_in_turns(ways: dict[str, Point]) -> dict[str, dict[str, Any]]:
-    """Has fresh processes train in each way, in turns; returns the columns that each way fills."""
+    """Trains in each way, several times in turns, each time in a fresh process. Returns the columns of each way."""
     import numpy as np
 
     found, weights = defaultdict(list), defaultdict(list)

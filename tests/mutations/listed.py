@@ -621,7 +621,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "checkmate_tf/executors/xla/delays.py",
         "is_backward and not kernels[index]",
         "is_backward",
-        "gradients that the stock step writes would be written late, and what they are computed from would be held",
+        "gradients that the stock step writes to buffers would be computed late, and their inputs would be held",
         ("tests/executors/xla/test_delays.py",),
     ),
     Mutation(

@@ -29,7 +29,7 @@ def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
 
     It drops computations that nothing reads, and moves changes of variables behind the last repeat of a call that reads
     them. If nothing is offloaded, repeats move to the place before their first reader if that saves memory. On a GPU,
-    small sums of gradients move behind recomputation.
+    recomputation then moves out from between nodes that XLA fuses.
     """
     graph = xla_graph.graph
     read = drop_unread(graph, schedule)

@@ -54,6 +54,16 @@ def test_a_node_that_its_readers_compute_waits_for_recomputation_unless_more_is_
     assert delay(order, between="su", kernels=within, sizes={"g": 100, "a": 200}) == order, "g would be held beside a"
 
 
+def test_a_node_stays_before_those_that_read_it():
+    """Node w first runs late, behind s, and reads u."""
+    reads = {"a": "", "b": "a", "g": "b", "u": "g", "w": "u", "s": "g", "m": "w"}
+    graph = graph_of(reads, sizes={**dict.fromkeys("abgwm", 8), **dict.fromkeys("us", 1)})
+    nodes = tuple(replace(node, is_backward=True) for node in graph.nodes)
+    kernels = [frozenset({"m": "s", "u": "s"}.get(name, name)) for name in reads]
+    moved = delay_fused(replace(graph, nodes=nodes), Schedule((0, 1, 2, 3, 5, 4, 6)), kernels, 1)
+    assert moved.order == (0, 1, 2, 3, 4, 5, 6)
+
+
 @pytest.mark.parametrize("budget", ["40%", "60%"])
 def test_the_same_nodes_run_within_the_same_peak(budget):
     graph = training_chain(16)

@@ -3,8 +3,8 @@
 XLA:GPU merges a recomputed kernel with a later one that reads the same tensors, if neither waits for the other, and so
 computes both late (seen in JAX 0.10.2, for an H100). It then holds the gradient that the next product reads together
 with the recomputed result. Only results that a product yields or reads are waited for, because XLA may compute others
-within their readers. What only the run itself reads is left out: XLA holds all tensors of a barrier until the first
-fused kernel behind it has run.
+within their readers. Results that only the run itself reads are left out, because XLA holds all tensors of a barrier
+until the first fused kernel behind it has run.
 """
 
 from dataclasses import dataclass

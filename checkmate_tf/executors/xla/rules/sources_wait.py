@@ -1,8 +1,8 @@
 """Makes forward nodes with large results but no large inputs, such as random numbers, wait for the nodes before them.
 
 Random numbers read no activation, so XLA:CPU draws all of them at the start of the step, and holds them until their
-layers run (TensorFlow 2.21). XLA:GPU draws some of them early (seen in JAX 0.10.2, for an H100). It computes others,
-such as slices of the batch, in kernels of several, which waits would take apart.
+layers run (TensorFlow 2.21). XLA:GPU draws some of them early (seen in JAX 0.10.2, for an H100). It computes the
+others, such as slices of the batch, several in one kernel. Waits would make these several kernels.
 """
 
 import re

@@ -13,7 +13,7 @@ from checkmate_tf.executors.xla.order.progress import Progress
 
 @dataclass(frozen=True)
 class SumsBeside(OrderRule):
-    """Makes a node with small results read, from before a barrier, what the stock step writes in the same kernel."""
+    """Makes nodes with small results read tensors from before a barrier if a kernel of the stock step writes both."""
 
     def tie_reads(self, progress: Progress, index: int) -> Mapping[str, str]:
         graph, copies = progress.graph, progress.copies
