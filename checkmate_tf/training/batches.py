@@ -229,10 +229,13 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     def make_train_function(force: bool = False) -> None:
         model.train_function = take
 
-    def leave_fit() -> None:
-        raise _BatchesTaken
+    def leave_fit() -> Any:
+        if found:  # With a strategy, `fit` calls it first to build the metrics.
+            raise _BatchesTaken
+        return get_metrics_result()
 
     replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
+    get_metrics_result = model.get_metrics_result
     metrics = [variable.value for variable in model.metrics_variables]
     try:
         with keep_state(metrics), warnings.catch_warnings():

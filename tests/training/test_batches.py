@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.errors import BatchError
@@ -107,6 +108,14 @@ def test_a_model_that_compiles_in_its_own_fit_is_planned_and_trained() -> None:
     model = compiled(Compiling([keras.Input((6,)), keras.layers.Dense(1)]))
     checkmate_tf.rematerialize(model, data=Rows(5), **QUICK)
     assert model.fit(Rows(5), verbose=0).history["loss"]
+
+
+def test_a_model_in_a_strategys_scope_is_planned_before_its_metrics_are_built() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    checkmate_tf.rematerialize(model, data=Rows(5), **QUICK)
+    assert model.fit(Rows(5), verbose=0).history["mae"]
 
 
 def test_a_dictionary_is_of_arguments_or_of_inputs_by_its_keys() -> None:
