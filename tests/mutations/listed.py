@@ -598,6 +598,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/order/gradient_ties.py",
+        "            copies.renamed.update(tied)\n",
+        "            pass\n",
+        "XLA would drop recomputed results from barriers, and run gradients of filters late",
+        ("tests/executors/xla/rules/test_recomputed_first.py",),
+    ),
+    Mutation(
+        "checkmate_tf/executors/xla/order/gradient_ties.py",
         "is_free and not is_held, size_bytes",
         "is_free and is_held, size_bytes",
         "filters would be transposed again on a GPU wherever recomputation waits",

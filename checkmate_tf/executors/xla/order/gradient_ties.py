@@ -158,8 +158,11 @@ class GradientTies(OrderingPolicy):
         if not run.first:
             return
         ties = self.progress.start_ties(run.awaited)
-        for tensor in run.first:
-            ties.tie(copies.tensor(tensor), copies.dtype(tensor))
+        tied = {name: ties.tie(name, copies.dtype(tensor)) for tensor in run.first for name in [copies.tensor(tensor)]}
+        if self.progress.is_convolutional:
+            # XLA drops a tensor from a barrier if nothing reads it behind the barrier and the barrier alone reads it,
+            # as where XLA transposes it for the barrier because a convolution yields it in another layout.
+            copies.renamed.update(tied)
         copies.renamed.update(ties.finish())
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:

@@ -24,6 +24,19 @@ def test_gradients_wait_for_recomputed_results_that_products_read() -> None:
     assert not list_first(emit(normalized, GPU.without("recomputed_first"), again=True))
 
 
+def test_convolutions_read_what_they_waited_for_behind_the_barrier() -> None:
+    """XLA would drop a tensor that only the barrier reads in its layout, and nothing would wait for it."""
+    nodes = emit(normalized, GPU, again=True).graph_def.node
+    (tie, *_) = (
+        node for node in nodes if node.name.startswith("checkmate_tie") and node.input[0].startswith("checkmate_tie")
+    )
+    first = {f"{tie.name}:{number}": name for number, name in enumerate(tie.input) if "/recompute_" in name}
+    later = [name for node in nodes[list(nodes).index(tie) + 1 :] for name in node.input]
+    assert first
+    assert set(first) & set(later)
+    assert not set(first.values()) & set(later)
+
+
 def test_results_that_nothing_reads_after_the_run_are_not_waited_for() -> None:
     """XLA would hold them, as they would be under one barrier with others."""
     graph = make_graph(normalized, GPU)
