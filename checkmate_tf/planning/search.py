@@ -427,6 +427,9 @@ class _Search:
         self.bar.begin_stage(Stage.TIME_NODES)
         self.step = self.request.add_costs(self.step, self.bar)
         self.asked = AskedGraph.of(self.graph, self.constraints)
+        if self.stock.run is not None and not self.step.uses_xla and not self.step.chunks:
+            # It was predicted without workspace. Budgets are shares of the measured peak, which stays.
+            self.stock = replace(self.stock, predicted_bytes=self.step.stock_peak_bytes)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None if none stays within the budget."""

@@ -531,6 +531,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/planning/test_planning.py::test_a_compiled_peak_counts_even_if_the_predicted_one_is_larger",),
     ),
     Mutation(
+        "checkmate_tf/profiling/workspace.py",
+        "+ max(0, unrecorded_bytes)",
+        "+ 0",
+        "convolutions in groups would seem to need no workspace",
+        ("tests/profiling/test_profiler.py::test_workspace_includes_the_buffers_of_calls_that_xla_compiles",),
+    ),
+    Mutation(
         "checkmate_tf/profiling/costs.py",
         "num_kernels = 1 if compiled else len(ops)",
         "num_kernels = len(ops)",

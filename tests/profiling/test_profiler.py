@@ -14,6 +14,8 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.profiler import cut_node_fragments, measure_fragment, profile_graph
 from checkmate_tf.profiling.signature import Fragment, build_graph_def, cut_fragments
 from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, build_fragment_function
+from checkmate_tf.profiling.workspace import measure_workspace_bytes
+from checkmate_tf.tf_private import has_onednn
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 QUICK = TimingOptions(max_time_s=0.02)
@@ -163,6 +165,25 @@ def test_workspace_is_what_is_held_beside_inputs_and_outputs():
     assert measured.workspace_bytes == pytest.approx(1 << 20, rel=0.01)
     alone = fragment_of(lambda: tf.exp(tf.compat.v1.placeholder(tf.float32, [megabyte])))
     assert measure_fragment(alone, "CPU:0", options=QUICK).workspace_bytes < 1 << 12
+
+
+@pytest.mark.skipif(not has_onednn(), reason="the CPU's allocator reports peaks only with oneDNN")
+def test_workspace_includes_the_buffers_of_calls_that_xla_compiles():
+    """Keras calls convolutions in groups so, and the runtime records none of their buffers."""
+    groups = 256
+    convolve = tf.function(lambda x, kernel: tf.nn.conv2d(x, kernel, 1, "SAME"), jit_compile=True)
+
+    def gradients(x, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            total = tf.reduce_sum(convolve(x, kernel))
+        return tape.gradient(total, [x, kernel])
+
+    arguments = [tf.ones([4, 6, 6, groups]), tf.ones([3, 3, 1, groups])]
+    function = tf.function(gradients, autograph=False).get_concrete_function(*arguments)
+    function(*arguments)
+    full_filter_bytes = 4 * 3 * 3 * groups**2  # XLA computes a gradient for each pair of channels.
+    assert measure_workspace_bytes(function, arguments, "CPU:0") > full_filter_bytes
 
 
 def test_random_indices_are_valid_and_differ():
