@@ -531,6 +531,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/planning/test_planning.py::test_a_compiled_peak_counts_even_if_the_predicted_one_is_larger",),
     ),
     Mutation(
+        "checkmate_tf/executors/xla/step.py",
+        "StepRun(read_xla_memory(module).peak_bytes + self.resident.prefetched,",
+        "StepRun(read_xla_memory(module).peak_bytes,",
+        "`fit` would pass the budget under XLA by the batches that it prefetches",
+        ("tests/executors/xla/test_xla.py::test_budgets_cover_the_batches_that_fit_prefetches",),
+    ),
+    Mutation(
         "checkmate_tf/profiling/workspace.py",
         "+ max(0, unrecorded_bytes)",
         "+ 0",

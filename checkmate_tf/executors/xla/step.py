@@ -38,8 +38,9 @@ _BYTES_PER_GBYTE = 10**9
 class XlaStep:
     """A `Step` of XLA: a traced function within a step that is compiled as a whole.
 
-    The graph comes from the kernels of the stock step. The step's arguments and results are resident. Peaks are those
-    of the buffer assignment, not of a run; the allocator's chunks may be larger.
+    The graph comes from the kernels of the stock step. The step's arguments and results are resident, and so are
+    prefetched batches. Peaks are those of the buffer assignment, not of a run, with prefetched batches; the allocator's
+    chunks may be larger.
 
     Args:
         whole_step: makes the step that is compiled from a function that replaces the traced one.
@@ -107,7 +108,7 @@ class XlaStep:
     ) -> "XlaStep":
         """Makes the step from the compiled module of its stock step, for this or another device."""
         memory, kernels = read_xla_memory(module), list_kernels(module)
-        given_bytes = memory.argument_bytes + memory.output_bytes
+        given_bytes = memory.argument_bytes + memory.output_bytes + resident.prefetched
         graph = choose_lowerings(make_xla_graph(training_graph, kernels, backend, given_bytes))
         return XlaStep(
             training_graph=training_graph,
@@ -115,7 +116,7 @@ class XlaStep:
             whole_step=whole_step,
             specs=tuple(specs),
             resident=resident,
-            stock_peak_bytes=memory.peak_bytes,
+            stock_peak_bytes=memory.peak_bytes + resident.prefetched,
             is_compiled=True,
             stock_kernels=kernels,
             xla_graph=graph,
@@ -195,7 +196,8 @@ class XlaStep:
         This assumes that XLA forms the same kernels. The stock step's temporary memory grows with the graph's.
         `training_graph` must have the same nodes and values as this step's.
         """
-        resident_bytes = self.graph.resident_bytes + resident.batch - self.resident.batch
+        batches_bytes = resident.batch + resident.prefetched
+        resident_bytes = self.graph.resident_bytes + batches_bytes - self.resident.batch - self.resident.prefetched
         xla_graph = _set_resident(self.xla_graph.resize(training_graph), resident_bytes)
         growth = _count_temporary(xla_graph.graph) / max(_count_temporary(self.graph), 1)
         temporary_bytes = self.stock_peak_bytes - self.graph.resident_bytes
@@ -233,7 +235,7 @@ class XlaStep:
         if function is self.stock and self.is_compiled:
             return StepRun(self.stock_peak_bytes, is_compiled=True)
         module = self.compiler.compile_step(self.whole_step(function), self.specs)
-        return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
+        return StepRun(read_xla_memory(module).peak_bytes + self.resident.prefetched, is_compiled=True)
 
     def find_auto_budget(self) -> int:
         state_bytes = self.resident.state if self.device is None else 0  # This device's free bytes exclude the state.
