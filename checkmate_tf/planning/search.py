@@ -608,8 +608,16 @@ class _Search:
         return None
 
     def try_least_memory(self, limit_s: float) -> Attempt:
-        """Tries the schedules of least memory. Raises InfeasibleBudgetError if they exceed the budget, too."""
-        least = self.find_least_memory(limit_s)
+        """Tries the schedules of least memory. Raises InfeasibleBudgetError if they exceed the budget, too.
+
+        If TensorFlow cannot run the schedule of least memory, that of least memory that it ran counts.
+        """
+        try:
+            least = self.find_least_memory(limit_s)
+        except EmissionError:
+            if not self.attempts:
+                raise
+            least = min(self.attempts, key=lambda one: one.peak_bytes)
         if least.peak_bytes <= self.budget_bytes:
             return least
         named = self.try_named()

@@ -369,6 +369,19 @@ def test_another_schedule_where_tensorflow_refuses_one_in_every_ordering() -> No
     assert found.predicted_peak_bytes == 7000
 
 
+def test_a_schedule_of_least_memory_that_tensorflow_refuses_does_not_hide_what_others_take() -> None:
+    class Refused(ChainStep):
+        def emit(self, schedule: Schedule, ordering: str) -> Any:
+            if simulate(CHAIN, schedule).peak_bytes < 5000:
+                raise EmissionError("a circle")
+            return super().emit(schedule, ordering)
+
+    step = Refused(lambda peak: peak if peak == 10000 else 2 * peak)
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        planned(step, 5500)
+    assert str(min(2 * peak for _, peak in step.tried)) in str(refused.value).replace(",", "")
+
+
 def test_a_schedule_of_another_size_needs_no_solver() -> None:
     known = planned(ChainStep(lambda peak: peak), 8000).planned.schedule
     step = ChainStep(lambda peak: peak)
