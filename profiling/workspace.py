@@ -21,10 +21,10 @@ def measure_workspace_bytes(
 
     On a CPU, the peak comes from the allocations that the runtime records, which are the bytes requested. The
     allocator's own peak counts whole chunks, up to twice as large; it does not count allocations under 256 KiB, nor
-    anything with oneDNN off. The runtime does not record the buffers of calls that XLA compiles, as Keras has them for
-    convolutions in groups: the gradient of one with 1,024 groups takes 128 MiB. What the allocator counts beyond twice
-    the bytes that are known is therefore added. On other devices, the peak comes from the allocator, less the bytes
-    that it holds while the outputs are still alive.
+    anything with oneDNN off. The runtime does not record the buffers of calls that XLA compiles. Keras makes such calls
+    for convolutions in groups, and the gradient of one with 1,024 groups takes 128 MiB. If the allocator's peak is more
+    than twice the recorded peak, or twice the outputs, the rest is therefore added. On other devices, the peak comes
+    from the allocator, less the bytes that it holds while the outputs are still alive.
     """
     if device.upper().lstrip("/").startswith("CPU"):
         return _record_workspace_bytes(function, arguments, device)

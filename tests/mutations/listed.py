@@ -612,8 +612,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/executors/xla/order/gradient_ties.py",
-        "            copies.renamed.update(tied)\n",
-        "            pass\n",
+        "                copies.renamed[name] = tied\n",
+        "                pass\n",
         "XLA would drop recomputed results from barriers, and run gradients of filters late",
         ("tests/executors/xla/rules/test_recomputed_first.py",),
     ),

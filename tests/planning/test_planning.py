@@ -376,10 +376,19 @@ def test_a_schedule_of_least_memory_that_tensorflow_refuses_does_not_hide_what_o
                 raise EmissionError("a circle")
             return super().emit(schedule, ordering)
 
-    step = Refused(lambda peak: peak if peak == 10000 else 2 * peak)
-    with pytest.raises(InfeasibleBudgetError) as refused:
+    step = Refused(lambda peak: peak if peak == 10000 else peak * 3 // 2)
+    with pytest.raises(InfeasibleBudgetError, match=r"\(7650 bytes, 77% of the stock step's peak\)"):
         planned(step, 5500)
-    assert str(min(2 * peak for _, peak in step.tried)) in str(refused.value).replace(",", "")
+    assert min(step.tried) == ("chain", 5000)  # which takes 7500, and errors add 2 % to that
+
+
+def test_the_stock_step_is_predicted_with_its_workspace_once_nodes_are_timed() -> None:
+    class Timed(ChainStep):
+        def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "Timed":
+            return replace(self, stock_peak_bytes=10700)
+
+    stock = planned(Timed(lambda peak: peak), 8300).planned.stock
+    assert (stock.predicted_bytes, stock.peak_bytes) == (10700, 10000)
 
 
 def test_a_schedule_of_another_size_needs_no_solver() -> None:

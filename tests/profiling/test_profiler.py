@@ -169,7 +169,7 @@ def test_workspace_is_what_is_held_beside_inputs_and_outputs():
 
 @pytest.mark.skipif(not has_onednn(), reason="the CPU's allocator reports peaks only with oneDNN")
 def test_workspace_includes_the_buffers_of_calls_that_xla_compiles():
-    """Keras calls convolutions in groups so, and the runtime records none of their buffers."""
+    """Keras makes such calls for convolutions in groups, and the runtime records none of their buffers."""
     groups = 256
     convolve = tf.function(lambda x, kernel: tf.nn.conv2d(x, kernel, 1, "SAME"), jit_compile=True)
 

@@ -158,11 +158,13 @@ class GradientTies(OrderingPolicy):
         if not run.first:
             return
         ties = self.progress.start_ties(run.awaited)
-        tied = {name: ties.tie(name, copies.dtype(tensor)) for tensor in run.first for name in [copies.tensor(tensor)]}
-        if self.progress.is_convolutional:
-            # XLA drops a tensor from a barrier if nothing reads it behind the barrier and the barrier alone reads it,
-            # as where XLA transposes it for the barrier because a convolution yields it in another layout.
-            copies.renamed.update(tied)
+        first = {copies.tensor(tensor): copies.dtype(tensor) for tensor in run.first}
+        for name, dtype in first.items():
+            tied = ties.tie(name, dtype)
+            if self.progress.is_convolutional:
+                # XLA drops a tensor from a barrier if nothing else reads it, before or behind the barrier. So it is if
+                # a convolution yields it in another layout, and XLA transposes it for the barrier.
+                copies.renamed[name] = tied
         copies.renamed.update(ties.finish())
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
