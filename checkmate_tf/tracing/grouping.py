@@ -31,7 +31,8 @@ _SMALL_SHARE_OF_TOTAL = 1 / 20_000
 _SCALAR_BYTES = 8
 
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
-_FUSED_BEHIND = {
+# TensorFlow fuses an operation with the one that computes its first input, if nothing else reads that.
+FUSED_BEHIND = {
     "BiasAdd": frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"}),
     "Conv2D": frozenset({"Pad", "PadV2"}),
 }
@@ -370,9 +371,9 @@ def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> di
     """
     leaders: dict[int, list[int]] = {}
     for index, op in enumerate(ops.ops):
-        if op.type in _FUSED_BEHIND:
+        if op.type in FUSED_BEHIND:
             source = ops.inputs[index][0]
-            is_fused = ops.ops[source[0]].type in _FUSED_BEHIND[op.type] and consumers[source] == [index]
+            is_fused = ops.ops[source[0]].type in FUSED_BEHIND[op.type] and consumers[source] == [index]
             if is_fused and source not in ops.outputs:
                 leaders[index] = [source[0]]
     return leaders

@@ -24,6 +24,7 @@ _EMISSION = (
             "a_wait_breaks_no_fusion",
             "a_bias_and_its_filter_wait_for_their_gradient_together",
             "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
+            "a_pad_that_one_convolution_reads_is_not_fused_with_it",
             "operations_that_wait_for_each_other_are_named",
             "what_reads_a_repeat_through_a_view_reads_the_repeat",
             "of_operations_in_a_line_only_the_first_waits",
@@ -272,6 +273,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "in _GRADIENT_INPUT for reader in readers) > 2",
         "in _GRADIENT_INPUT for reader in readers) > 2000",
         "oneDNN would fuse gradients of two layers, and what runs between would wait for itself",
+    ),
+    _emission(
+        "graph/control_edges",
+        "        if self._is_apart(op):\n            return 0\n",
+        "",
+        "oneDNN would fuse a pad with a convolution, and what runs between would wait for itself",
     ),
     _emission(
         "graph/needed_waits",

@@ -18,6 +18,7 @@ from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.grouping import FUSED_BEHIND
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
@@ -65,6 +66,7 @@ class ControlEdges(OrderingPolicy):
         self.begins = begins
         self.ops = copies.ops
         self.graph = copies.training_graph.graph
+        self.grouping = copies.training_graph.grouping
         self.ends = find_ends(copies.training_graph)
         self.readers = defaultdict(list, self.ops.map_consumers())
         self.guard = FoldingGuard(copies)
@@ -102,7 +104,7 @@ class ControlEdges(OrderingPolicy):
         if self.ops.ops[op].type in WHILE_TYPES:
             waits = list(dict.fromkeys([*waits, *self._list_reads(op, definition)]))
             definition.input.extend(waits)
-        elif waits or self._shares_gradient(op):
+        elif waits or self._shares_gradient(op) or self._is_apart(op):
             gate = self._gate_input(definition, op, self.gates)
             (definition if gate is None else gate).input.extend(waits)
         self.num_control_edges += len(waits)
@@ -213,12 +215,14 @@ class ControlEdges(OrderingPolicy):
     def _choose_input(self, op: int) -> int | None:
         """Returns the position of the input whose view waits instead of an op.
 
-        It is the gradient that a bias and a filter share. For other ops, it is a resident input, such as the weights of
-        a product, because no fusion involves those; otherwise, the smallest input. Inputs that are known before a step
-        runs, such as the exponent of a square's gradient, are left out: with a view of one, grappler would rewrite the
-        op's other inputs.
+        It is the gradient that a bias and a filter share, and the input with whose op TensorFlow must not fuse an op.
+        For other ops, it is a resident input, such as the weights of a product, because no fusion involves those;
+        otherwise, the smallest input. Inputs that are known before a step runs, such as the exponent of a square's
+        gradient, are left out: with a view of one, grappler would rewrite the op's other inputs.
         """
         kind, inputs = self.ops.ops[op].type, self.ops.inputs[op]
+        if self._is_apart(op):
+            return 0
         if kind == "AddN" and len(inputs) > 2:
             return None
         if kind in _GRADIENT_INPUT:
@@ -233,6 +237,19 @@ class ControlEdges(OrderingPolicy):
             key=lambda i: (inputs[i][0] not in self.copies.singles, self.copies.size_bytes(inputs[i]), -i),
             default=None,
         )
+
+    def _is_apart(self, op: int) -> bool:
+        """Returns whether an op reads another node's result of a kind with which TensorFlow fuses it.
+
+        In the stock step, others read that result, too, such as a pad's that the gradient of a convolution's filter
+        needs. A copy may have no other reader. oneDNN would then fuse the two, and operations between them would wait
+        for themselves.
+        """
+        kinds = FUSED_BEHIND.get(self.ops.ops[op].type)
+        if kinds is None:
+            return False
+        root = self.grouping.root(self.ops.inputs[op][0])
+        return root is not None and self.ops.ops[root[0]].type in kinds and self.grouping.group_of[root[0]] != self.node
 
     def _shares_gradient(self, op: int) -> bool:
         """Returns whether a bias or a filter shares its gradient with those of another layer.

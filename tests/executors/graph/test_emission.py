@@ -355,6 +355,28 @@ def test_layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own():
     assert all(name.partition(":")[0].endswith("/wait") for name in of_filters)
 
 
+@pytest.mark.parametrize("ordering", ["chain", "overlap"])
+def test_a_pad_that_one_convolution_reads_is_not_fused_with_it(ordering):
+    """In the stock step, a gradient reads it, too. oneDNN would fuse the two, and what is between wait for itself."""
+    inputs = keras.Input((16, 16, 3))
+    hidden = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
+    behind = layers.Conv2D(16, 3, name="behind")(layers.ZeroPadding2D(1)(hidden))
+    beside = layers.Conv2D(16, 3, padding="same", name="beside")(hidden)
+    model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(layers.Add()([behind, beside]))))
+    training_graph = extract(trace(model))
+    numbers = {node.name: number for number, node in enumerate(training_graph.graph.nodes)}
+    pad, behind, beside = (
+        next(number for name, number in numbers.items() if part in name) for part in ("/Pad", "behind", "beside")
+    )
+    order = [node for node in range(len(numbers)) if node != beside]
+    order.insert(order.index(behind), beside)
+    order.insert(next(n for name, n in numbers.items() if "behind" in name and "Filter" in name), pad)
+    emitted = emit(training_graph, Schedule(tuple(order)), ordering=ordering)
+    batch, variables = batch_of(training_graph.function), [variable.value for variable in model.variables]
+    stock = run(training_graph.function, batch, variables)
+    assert greatest_difference(run(emitted.function, batch, variables), stock) < 1e-5
+
+
 def test_operations_that_wait_for_each_other_are_named(chain, monkeypatch):
     write = Copies.graph_def
 
