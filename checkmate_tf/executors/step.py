@@ -204,5 +204,11 @@ class Step(Protocol):
         to run it, or if it runs out of the device's memory.
         """
 
+    def time_beside_stock(self, function: EmittedFunction) -> tuple[float, float] | None:
+        """Runs `stock` and an emitted step in turn, and returns the time of each, in seconds.
+
+        Returns None if a run would not time them. Both must have been measured before.
+        """
+
     def find_auto_budget(self) -> int:
         """Returns the bytes of the budget "auto": the model's state, and the free memory of the device."""

@@ -1,6 +1,7 @@
 """Runs a training step several times in this process, and restores its variables afterwards."""
 
 import math
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,9 @@ from checkmate_tf.tracing.semantics import list_reached_op_types
 _MEASURED_STEPS = 3
 # If peaks differ from step to step, because different operations run at the same time, more steps are measured.
 _MOST_MEASURED_STEPS = 8
+# Two steps are timed in turn at most this often, and not again after these seconds.
+_TIMED_ROUNDS = 10
+_TIMED_S = 1.0
 # If the peak is below this share of the prediction, many tensors are too small for the allocator to count. Otherwise,
 # allocation records are not used: they miss that a tensor takes over the memory of another, and may exceed the peak.
 _MUCH_LESS = 0.8
@@ -114,11 +118,7 @@ def _measure_runs(
 
     def run() -> None:
         let_interrupt_through()
-        began_s = time.perf_counter()
-        call_flat(function, batch)
-        if not device.startswith("CPU"):
-            tf.test.experimental.sync_devices()
-        times.append(time.perf_counter() - began_s)
+        times.append(_time(lambda: call_flat(function, batch)))
 
     batch = _copy_tensors(arguments)
     while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
@@ -133,6 +133,35 @@ def _measure_runs(
         if peaks[-1] > most_bytes:
             break
     return _Runs(tuple(times), tuple(peaks))
+
+
+def time_in_turn(
+    first: Callable[[], object], second: Callable[[], object], variables: Sequence[Any]
+) -> tuple[float, float]:
+    """Runs two steps in turn, restores their variables, and returns the time of each, in seconds.
+
+    The time of the second one is that of the first times the median of the ratios of neighbouring runs. On a busy
+    machine, this varies far less than the shortest times do. An interrupt takes effect between two steps.
+    """
+    times: list[list[float]] = []
+    began_s = time.perf_counter()
+    with hold_interrupts() as let_interrupt_through, keep_state(variables):
+        while len(times) < _TIMED_ROUNDS and (not times or time.perf_counter() - began_s < _TIMED_S):
+            found = []
+            for step in (first, second):
+                let_interrupt_through()
+                found.append(_time(step))
+            times.append(found)
+    first_s = statistics.median(one for one, _ in times)
+    return first_s, first_s * statistics.median(other / one for one, other in times)
+
+
+def _time(step: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    step()
+    if not find_default_device().startswith("CPU"):
+        tf.test.experimental.sync_devices()
+    return time.perf_counter() - began_s
 
 
 def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:

@@ -420,7 +420,17 @@ class _Search:
                 least_s = self.settings.least_share * self.request.time_limit_s
                 chosen = self.try_least_memory(max(remaining_s, least_s))
         warn_of_difference(self.graph, chosen)
-        return self.make_ready_step(chosen)
+        return self.make_ready_step(self.time_beside_stock(chosen))
+
+    def time_beside_stock(self, attempt: Attempt) -> Attempt:
+        """Times a step and the stock step in turn: the stock step was measured before the solver ran."""
+        if attempt.run is None or self.stock.run is None or attempt.function is self.step.stock:
+            return attempt
+        times_s = self.step.time_beside_stock(attempt.function)
+        if times_s is None:
+            return attempt
+        self.stock = replace(self.stock, run=replace(self.stock.run, step_s=times_s[0]))
+        return replace(attempt, run=replace(attempt.run, step_s=times_s[1]))
 
     def add_costs(self) -> None:
         """Replaces the costs of the step by those of the request."""

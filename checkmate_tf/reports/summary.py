@@ -130,7 +130,7 @@ def _describe_time(view: PlanView) -> Iterator[str]:
     """Yields a sentence about the time of the steps in planning, if both steps were timed."""
     if view.measured_overhead is not None:
         more = "longer" if view.measured_overhead >= 0 else "less time"
-        yield f"Its fastest step took {abs(view.measured_overhead):.1%} {more} than the fastest stock step (measured)."
+        yield f"Its step took {abs(view.measured_overhead):.1%} {more} than the stock step (measured)."
 
 
 def _describe_updates(updates: "Sequence[UpdateDifference]") -> Iterator[str]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.measurement import measured_steps as measuring
 from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.measurement.kept_state import keep_state, move_to_fitting_chunks
-from checkmate_tf.measurement.measured_steps import run_steps
+from checkmate_tf.measurement.measured_steps import run_steps, time_in_turn
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.training.traced_model import trace_model
 from tests.programs import WITHOUT_OPTIONAL
@@ -69,6 +70,31 @@ def test_a_step_is_timed_where_the_allocator_keeps_no_statistics(monkeypatch: py
     assert run.step_s > 0
     assert 5 + (8 << 20) <= run.peak_bytes <= 9 << 20
     assert len(runs) == 5
+
+
+def test_two_steps_are_timed_in_turn_from_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine slows down after two rounds, in the middle of the third. The second step takes half as much more."""
+    state, runs, clock = tf.Variable(1.0), [], [0.0]
+    speeds = [1.0] * 5 + [9.0] * 15
+
+    def make(name: str, seconds: float) -> Callable[[], None]:
+        def step() -> None:
+            clock[0] += seconds * speeds[len(runs)]
+            runs.append(name)
+            state.assign_add(1.0)
+
+        return step
+
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measuring, "_TIMED_S", 1000.0)
+    steps = make("first", 2.0), make("second", 3.0)
+    assert time_in_turn(*steps, [state]) == (18.0, pytest.approx(27.0))
+    assert runs == ["first", "second"] * 10
+    assert state.numpy() == 1
+    runs.clear()
+    monkeypatch.setattr(measuring, "_TIMED_S", 4.0)
+    assert time_in_turn(*steps, [state]) == (2.0, 3.0)
+    assert runs == ["first", "second"]
 
 
 @pytest.mark.measures_memory

@@ -97,6 +97,9 @@ class ChainStep:
             self.above(peak_bytes), held_bytes=self.held_bytes, difference=difference, is_compiled=self.is_compiled
         )
 
+    def time_beside_stock(self, function: Any) -> tuple[float, float]:
+        return 2.0, 3.0
+
     def find_auto_budget(self) -> int:
         return 12_345
 
@@ -327,6 +330,13 @@ def test_nodes_wait_for_one_another_where_side_by_side_they_take_too_much() -> N
     found = planned(step, 4000)
     assert found.planned.ordering == "chain"
     assert found.planned.measured_peak_bytes == 4000
+
+
+def test_a_plan_and_the_stock_step_are_timed_in_turn() -> None:
+    """They were measured at different times, between which the machine may have become busier."""
+    found = planned(ChainStep(lambda peak: peak), 4000).planned
+    assert (found.run.step_s, found.stock.run.step_s, found.measured_overhead) == (3.0, 2.0, 0.5)
+    assert planned(ChainStep(lambda peak: peak), 100_000).planned.measured_overhead is None
 
 
 def test_a_plan_is_confirmed_by_a_step_that_takes_up_to_the_spread_more() -> None:

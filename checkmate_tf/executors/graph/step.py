@@ -22,7 +22,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference, nudge
 from checkmate_tf.measurement.kept_state import keep_state
-from checkmate_tf.measurement.measured_steps import run_steps
+from checkmate_tf.measurement.measured_steps import run_steps, time_in_turn
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
@@ -233,6 +233,22 @@ class GraphStep:
             self.reference.stock = ends[0]
             return run
         return replace(run, difference=self.find_difference(ends[0]))
+
+    def time_beside_stock(self, function: EmittedFunction) -> tuple[float, float] | None:
+        if self.arguments is None or self.state is not None:
+            return None  # Offloaded state would move at each change from one step to the other.
+        arguments = self.arguments
+
+        def run(one: EmittedFunction) -> None:
+            one.on_begin()
+            call_flat(one.function, arguments)
+            one.on_end()
+
+        variables = self.stock.function.graph.variables
+        try:
+            return time_in_turn(partial(run, self.stock), partial(run, function), variables)
+        except tf.errors.ResourceExhaustedError:
+            return None
 
     def find_difference(self, end: StepEnd) -> StepDifference | None:
         """Compares the results of a rewritten step with the stock step's; returns None if that was not measured.

@@ -237,6 +237,9 @@ class XlaStep:
         module = self.compiler.compile_step(self.whole_step(function), self.specs)
         return StepRun(read_xla_memory(module).peak_bytes + self.resident.prefetched, is_compiled=True)
 
+    def time_beside_stock(self, function: EmittedFunction) -> None:
+        return None
+
     def find_auto_budget(self) -> int:
         state_bytes = self.resident.state if self.device is None else 0  # This device's free bytes exclude the state.
         return state_bytes + self.compiler.find_free_bytes()
