@@ -204,8 +204,8 @@ class Step(Protocol):
         to run it, or if it runs out of the device's memory.
         """
 
-    def time_beside_stock(self, function: EmittedFunction) -> tuple[float, float] | None:
-        """Runs `stock` and an emitted step in turn, and returns the time of each, in seconds.
+    def time_in_turn(self, first: EmittedFunction, second: EmittedFunction) -> tuple[float, float] | None:
+        """Runs two steps in turn, each `stock` or an emitted one, and returns the time of each, in seconds.
 
         Returns None if a run would not time them. Both must have been measured before.
         """

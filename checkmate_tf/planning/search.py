@@ -369,7 +369,8 @@ class _Search:
 
     `solver_s` is the time that solvers have taken so far, `share` their share of the rest in the next round, and `best`
     the cheapest schedule within the budget. `steering` are the patterns that constrain the schedule, and `asked` is the
-    graph for solvers. `least` is the plan behind the least budget that an error has named.
+    graph for solvers. `least` is the plan behind the least budget that an error has named. `slowdown` is how many times
+    longer a step takes if each node waits for the one before it, as far as that was measured.
     """
 
     step: Step
@@ -380,6 +381,7 @@ class _Search:
     bracket: Bracket
     least: PlannedStep | None = None
     solver_s: float = 0.0
+    slowdown: float = 1.0
     best: Attempt | None = None
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -426,7 +428,7 @@ class _Search:
         """Times a step and the stock step in turn: the stock step was measured before the solver ran."""
         if attempt.run is None or self.stock.run is None or attempt.function is self.step.stock:
             return attempt
-        times_s = self.step.time_beside_stock(attempt.function)
+        times_s = self.step.time_in_turn(self.step.stock, attempt.function)
         if times_s is None:
             return attempt
         self.stock = replace(self.stock, run=replace(self.stock.run, step_s=times_s[0]))
@@ -473,8 +475,13 @@ class _Search:
             if solution.schedule is None:
                 self.bracket.raise_floor(target_bytes)
             else:
+                cost = solution.scheduled.simulation.cost
+                in_line = self.try_in_line(cost)
+                if in_line is not None:
+                    self.remember(in_line)
                 try:
-                    attempt = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
+                    pays = in_line is not None and self.expect_cost(in_line) < cost
+                    attempt = in_line if in_line is not None and pays else self.try_out(solution)
                 except EmissionError:  # No ordering works, or the device has no room. Another schedule may work.
                     if self.best is not None:
                         break
@@ -489,7 +496,10 @@ class _Search:
             if following is None or self.solver_s >= self.request.time_limit_s:
                 break
             target_bytes = following
-        return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
+        in_line = self.try_in_line(self.expect_cost(self.best) if self.best else math.inf)
+        if in_line is not None:
+            self.remember(in_line)
+        return self.best
 
     def try_compiled_solver(self) -> Attempt | None:
         """Waits for the code that is compiled once after an installation, and solves again with it, in as much time."""
@@ -507,11 +517,19 @@ class _Search:
     def note(self, attempt: Attempt) -> None:
         """Records a schedule that was tried for its target, and shows the best one."""
         self.bracket.note(attempt)
-        if attempt.peak_bytes > self.budget_bytes:
-            return
-        self.best = min(self.best or attempt, attempt, key=lambda one: one.cost)
+        if attempt.peak_bytes <= self.budget_bytes:
+            self.remember(attempt)
+
+    def remember(self, attempt: Attempt) -> None:
+        """Records a schedule within the budget, and shows the best one."""
+        self.best = min(self.best or attempt, attempt, key=self.expect_cost)
         overhead = self.best.cost / max(self.graph.baseline_cost, 1) - 1
         self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
+
+    def expect_cost(self, attempt: Attempt) -> float:
+        """Returns the predicted cost of a schedule, which is more if each node waits for the one before it."""
+        *others, last = self.step.orderings
+        return attempt.cost * (self.slowdown if others and attempt.ordering == last else 1.0)
 
     def is_good(self, attempt: Attempt) -> bool:
         """Returns whether no other schedule within the budget could be much cheaper than this one."""
@@ -600,19 +618,24 @@ class _Search:
     def try_in_line(self, cost: float) -> Attempt | None:
         """Tries known schedules that cost much less than `cost`, with each node waiting for the one before it.
 
-        In this ordering, the peak is lower and does not vary. None if none of them stays within the budget.
+        In this ordering, the peak is lower and does not vary, but a CPU of several cores may take much longer, because
+        it runs nodes of the stock step in parallel. None if none of them stays within the budget.
         """
         last = self.step.orderings[-1]
         seen = {attempt.solution.schedule for attempt in self.attempts if attempt.ordering == last}
         most = cost - self.settings.least_saving * self.graph.baseline_cost
-        cheaper = [one for one in self.attempts if one.solution.schedule not in seen and one.cost < most]
+        cheaper = [
+            one for one in self.attempts if one.solution.schedule not in seen and self.slowdown * one.cost < most
+        ]
         fitting = [one for one in cheaper if one.predicted_bytes + one.held_bytes <= self.budget_bytes]
-        for solution in [one.solution for one in sorted(fitting, key=lambda one: one.cost)]:
+        for parallel in sorted(fitting, key=lambda one: one.cost):
             try:
-                attempt = self.try_out(solution, [last])
+                attempt = self.try_out(parallel.solution, [last])
             except EmissionError:
                 continue
             if attempt.peak_bytes <= self.budget_bytes:
+                times_s = self.step.time_in_turn(parallel.function, attempt.function)
+                self.slowdown = 1.0 if times_s is None else max(times_s[1] / times_s[0], 1.0)
                 return attempt
             self.bracket.above = attempt
         return None

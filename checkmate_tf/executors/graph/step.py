@@ -234,7 +234,7 @@ class GraphStep:
             return run
         return replace(run, difference=self.find_difference(ends[0]))
 
-    def time_beside_stock(self, function: EmittedFunction) -> tuple[float, float] | None:
+    def time_in_turn(self, first: EmittedFunction, second: EmittedFunction) -> tuple[float, float] | None:
         if self.arguments is None or self.state is not None:
             return None  # Offloaded state would move at each change from one step to the other.
         arguments = self.arguments
@@ -246,7 +246,7 @@ class GraphStep:
 
         variables = self.stock.function.graph.variables
         try:
-            return time_in_turn(partial(run, self.stock), partial(run, function), variables)
+            return time_in_turn(partial(run, first), partial(run, second), variables)
         except tf.errors.ResourceExhaustedError:
             return None
 

@@ -237,7 +237,7 @@ class XlaStep:
         module = self.compiler.compile_step(self.whole_step(function), self.specs)
         return StepRun(read_xla_memory(module).peak_bytes + self.resident.prefetched, is_compiled=True)
 
-    def time_beside_stock(self, function: EmittedFunction) -> None:
+    def time_in_turn(self, first: EmittedFunction, second: EmittedFunction) -> None:
         return None
 
     def find_auto_budget(self) -> int:
