@@ -55,13 +55,7 @@ class Result:
     predicted_peak_bytes: int
     measured_peak_bytes: int
     step_time_s: float
-    stock_step_time_s: float
     weight_difference: float
-
-    @property
-    def time_ratio(self) -> float:
-        """Returns the step time divided by the stock step's."""
-        return self.step_time_s / self.stock_step_time_s
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +115,6 @@ def _compare_with_stock(task: Task, budget: str, plan: Plan, trained: TrainingRu
         plan.stock_peak_bytes if trained is stock else plan.predicted_peak_bytes,
         plan.graph.resident_bytes - plan.resident.batch + trained.peak_above_bytes,
         trained.step_time_s,
-        stock.step_time_s,
         difference,
     )
 
