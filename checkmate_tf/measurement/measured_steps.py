@@ -25,6 +25,9 @@ from checkmate_tf.tracing.semantics import list_reached_op_types
 _MEASURED_STEPS = 3
 # If peaks differ from step to step, because different operations run at the same time, more steps are measured.
 _MOST_MEASURED_STEPS = 8
+# A step within its budget runs more often, for at most these seconds: one step in ten may take a larger chunk.
+_CONFIRMED_STEPS = 16
+_CONFIRMED_S = 2.0
 # Two steps are timed in turn at most this often, and not again after these seconds.
 _TIMED_ROUNDS = 10
 _TIMED_S = 1.0
@@ -70,7 +73,8 @@ def run_steps(
     Args:
         resident_bytes: of arguments and variables. The measured bytes are added to them.
         predicted_bytes: the predicted peak, including resident bytes.
-        budget_bytes: no further step runs after one that exceeds it; None to run all steps.
+        budget_bytes: no further step runs after one that exceeds it. More steps run if none does; None if the peak does
+            not have to stay within a budget.
         on_begin: called before the first step; returns the variables that are not in the device's memory from then on.
         on_first: called after the first step with the values of the variables before it, in host memory, and with its
             results.
@@ -121,7 +125,9 @@ def _measure_runs(
         times.append(_time(lambda: call_flat(function, batch)))
 
     batch = _copy_tensors(arguments)
-    while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+    while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS) or (
+        peaks and math.isfinite(most_bytes) and len(times) < _CONFIRMED_STEPS and sum(times) < _CONFIRMED_S
+    ):
         # As in training, each batch is at another place in memory, and may be made before the previous one is freed.
         if len(times) % 2:
             batch = []

@@ -72,6 +72,25 @@ def test_a_step_is_timed_where_the_allocator_keeps_no_statistics(monkeypatch: py
     assert len(runs) == 5
 
 
+@pytest.mark.parametrize(("budget_bytes", "num_runs", "peak_bytes"), [(None, 3, 8 << 20), (9 << 20, 6, 12 << 20)])
+def test_a_rare_peak_above_the_budget_is_seen(
+    budget_bytes: int | None, num_runs: int, peak_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixth step takes a larger chunk. Without a budget to keep, three steps with the same peak are enough."""
+    peaks = []
+
+    def measure(run: Callable[[], object], device: str) -> int:
+        run()
+        peaks.append((12 if len(peaks) == 6 else 8) << 20)
+        return peaks[-1]
+
+    concrete = tf.function(tf.reduce_sum).get_concrete_function(tf.TensorSpec((8,), tf.float32))
+    monkeypatch.setattr(measuring, "measure_allocator_peak_bytes", measure)
+    run = run_steps(concrete, [tf.ones(8)], resident_bytes=0, predicted_bytes=8 << 20, budget_bytes=budget_bytes)
+    assert run.peak_bytes == peak_bytes
+    assert len(peaks) == num_runs + 1  # The first call only asks whether the allocator counts.
+
+
 def test_two_steps_are_timed_in_turn_from_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine slows down after two rounds, in the middle of the third. The second step takes half as much more."""
     state, runs, clock = tf.Variable(1.0), [], [0.0]
