@@ -73,8 +73,8 @@ def run_steps(
     Args:
         resident_bytes: of arguments and variables. The measured bytes are added to them.
         predicted_bytes: the predicted peak, including resident bytes.
-        budget_bytes: no further step runs after one that exceeds it. More steps run if none does; None if the peak does
-            not have to stay within a budget.
+        budget_bytes: no further step runs after one that exceeds it, and more steps run to confirm that none does. None
+            if there is no budget to keep.
         on_begin: called before the first step; returns the variables that are not in the device's memory from then on.
         on_first: called after the first step with the values of the variables before it, in host memory, and with its
             results.

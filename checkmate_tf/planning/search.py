@@ -477,10 +477,8 @@ class _Search:
             else:
                 cost = solution.scheduled.simulation.cost
                 in_line = self.try_in_line(cost)
-                if in_line is not None:
-                    self.remember(in_line)
+                pays = in_line is not None and self.expect_cost(in_line) < cost
                 try:
-                    pays = in_line is not None and self.expect_cost(in_line) < cost
                     attempt = in_line if in_line is not None and pays else self.try_out(solution)
                 except EmissionError:  # No ordering works, or the device has no room. Another schedule may work.
                     if self.best is not None:
@@ -496,9 +494,7 @@ class _Search:
             if following is None or self.solver_s >= self.request.time_limit_s:
                 break
             target_bytes = following
-        in_line = self.try_in_line(self.expect_cost(self.best) if self.best else math.inf)
-        if in_line is not None:
-            self.remember(in_line)
+        self.try_in_line(self.expect_cost(self.best) if self.best else math.inf)
         return self.best
 
     def try_compiled_solver(self) -> Attempt | None:
@@ -636,6 +632,7 @@ class _Search:
             if attempt.peak_bytes <= self.budget_bytes:
                 times_s = self.step.time_in_turn(parallel.function, attempt.function)
                 self.slowdown = 1.0 if times_s is None else max(times_s[1] / times_s[0], 1.0)
+                self.remember(attempt)
                 return attempt
             self.bracket.above = attempt
         return None

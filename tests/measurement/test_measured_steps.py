@@ -92,9 +92,9 @@ def test_a_rare_peak_above_the_budget_is_seen(
 
 
 def test_two_steps_are_timed_in_turn_from_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine slows down after two rounds, in the middle of the third. The second step takes half as much more."""
+    """The second step takes half as long again. The machine slows down within the third round, until the ninth."""
     state, runs, clock = tf.Variable(1.0), [], [0.0]
-    speeds = [1.0] * 5 + [9.0] * 15
+    speeds = [1.0] * 5 + [9.0] * 12 + [1.0] * 3
 
     def make(name: str, seconds: float) -> Callable[[], None]:
         def step() -> None:

@@ -357,7 +357,7 @@ def test_layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own():
 
 @pytest.mark.parametrize("ordering", ["chain", "overlap"])
 def test_a_pad_that_one_convolution_reads_is_not_fused_with_it(ordering):
-    """In the stock step, a gradient reads it, too. oneDNN would fuse the two, and what is between wait for itself."""
+    """A gradient reads it in the stock step. If oneDNN fused the two, nodes between them would wait for themselves."""
     inputs = keras.Input((16, 16, 3))
     hidden = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
     behind = layers.Conv2D(16, 3, name="behind")(layers.ZeroPadding2D(1)(hidden))
