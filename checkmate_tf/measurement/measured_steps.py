@@ -28,9 +28,10 @@ _MOST_MEASURED_STEPS = 8
 # A step within its budget runs more often, for at most these seconds: one step in ten may take a larger chunk.
 _CONFIRMED_STEPS = 16
 _CONFIRMED_S = 2.0
-# Two steps are timed in turn at most this often, and not again after these seconds.
+# Two steps are timed in turn at least and at most this often; in between, not again after these seconds.
+_LEAST_TIMED_ROUNDS = 3
 _TIMED_ROUNDS = 10
-_TIMED_S = 1.0
+_TIMED_S = 2.0
 # If the peak is below this share of the prediction, many tensors are too small for the allocator to count. Otherwise,
 # allocation records are not used: they miss that a tensor takes over the memory of another, and may exceed the peak.
 _MUCH_LESS = 0.8
@@ -152,7 +153,9 @@ def time_in_turn(
     times: list[list[float]] = []
     began_s = time.perf_counter()
     with hold_interrupts() as let_interrupt_through, keep_state(variables):
-        while len(times) < _TIMED_ROUNDS and (not times or time.perf_counter() - began_s < _TIMED_S):
+        while len(times) < _LEAST_TIMED_ROUNDS or (
+            len(times) < _TIMED_ROUNDS and time.perf_counter() - began_s < _TIMED_S
+        ):
             found = []
             for step in (first, second):
                 let_interrupt_through()

@@ -106,7 +106,7 @@ class Plan:
     def measured_overhead(self) -> float | None:
         """Returns the time of the step divided by that of the stock step, minus 1.
 
-        At the end of planning, the two run in turn for about a second, and the median of their ratios counts. With
+        At the end of planning, the two run in turn three to ten times, and the median of their ratios counts. With
         offloaded optimizer state, they are timed apart. It is None unless steps were measured, and under XLA.
         """
         return self.planned.measured_overhead

@@ -411,12 +411,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a tie would wait for what is computed of what it ties, a cycle",
         ("tests/executors/xla/test_xla.py::test_barriers_are_over_nothing_that_is_computed_of_what_they_yield",),
     ),
-    _xla(
-        "backends",
+    Mutation(
+        "checkmate_tf/executors/xla/backends.py",
         "        HeldResults(),\n",
         "",
-        "the random numbers of a mask would be held for the backward pass instead of the mask",
-        "masks_are_kept_instead_of_random_numbers",
+        "XLA would hold larger tensors for the backward pass instead of results",
+        ("tests/executors/xla/rules/test_held_results.py",),
     ),
     _xla(
         "model/fusion",

@@ -90,6 +90,20 @@ def bottlenecks() -> keras.Model:
     return model
 
 
+def strided_autoencoder() -> keras.Model:
+    """Convolutions that halve and double the length, each with a ReLU."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((288, 1))
+    options = {"kernel_size": 7, "strides": 2, "padding": "same", "activation": "relu"}
+    for filters in (48, 24):
+        x = keras.layers.Conv1D(filters, **options)(x)
+    for filters in (24, 48):
+        x = keras.layers.Conv1DTranspose(filters, **options)(x)
+    model = keras.Model(inputs, keras.layers.Conv1DTranspose(1, 7, padding="same")(x))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    return model
+
+
 def gelu_encoder(*, num_blocks: int = 4) -> keras.Model:
     """Attention and GELU."""
     keras.utils.set_random_seed(0)
@@ -164,7 +178,7 @@ def rematerialized(name: str, budget_share: float, backend: Backend = CPU):
     _, _, _, fused = stock_step(name, backend)
     resident = fused.graph.resident_bytes
     held = simulate_stock(fused.graph).peak_bytes - resident
-    solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=3)
+    solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=60)
     return solution, emit_for_xla(fused, arrange_for_xla(fused, solution.schedule))
 
 
@@ -279,13 +293,13 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
 
 def test_what_xla_does_not_write_over_is_held_beside_the_result():
     """The gradient of a ReLU could be written over the gradient that it reads, but for how XLA fuses them."""
-    model = bottlenecks()
+    model = strided_autoencoder()
     spec, training_graph, stock = compile_stock(model)
     fused = make_xla_graph(training_graph, list_kernels(stock), CPU)
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     predicted_bytes = simulate_stock(fused.graph).peak_bytes - fused.graph.resident_bytes
-    assert 0.85 < predicted_bytes / compiled_bytes < 1.05
+    assert 0.95 < predicted_bytes / compiled_bytes < 1.05
 
 
 def test_a_mean_that_a_kernel_sums_up_is_not_taken_into_its_readers():
@@ -328,7 +342,7 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_sh
     fused = make_xla_graph(training_graph, list_kernels(stock), CPU)
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
     budget_bytes = int(budget_share * stock_bytes) + graph.resident_bytes
-    solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=5)
+    solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=60)
     emitted = emit_for_xla(fused, arrange_for_xla(fused, solution.schedule))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     assert 0.88 < compiled_bytes / (solution.simulation.peak_bytes - graph.resident_bytes) < 1.08
